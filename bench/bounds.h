@@ -1,0 +1,57 @@
+// Error bounds of f32 arithmetic, for comparisons with the double reference. Every bound that a test
+// uses is derived where it is used, from these.
+#pragma once
+
+#include <cmath>
+#include <string>
+
+#include "base/check.h"
+#include "bench/case.h"
+
+namespace winnow::bench {
+
+inline constexpr double kUnit = 0x1p-24;  // f32 unit roundoff
+
+// gamma_n = n u / (1 - n u): relative error of a sum or product of n rounded operations, measured
+// against the sum of the magnitudes of its terms (Higham, Accuracy and Stability, section 3.1).
+inline double gamma(double n) { return n * kUnit / (1 - n * kUnit); }
+
+// The worst element so far, as |difference| / bound. A NaN where the reference has a number (or the
+// other way round) is an infinite error; equal infinities agree.
+class Worst {
+ public:
+  explicit Worst(std::string output) { comparison_.output = std::move(output); }
+
+  template <class Where>
+  void add(double actual, double truth, double bound, Where&& where) {
+    double error = 0;
+    if (std::isnan(actual) || std::isnan(truth)) {
+      error = std::isnan(actual) == std::isnan(truth) ? 0 : INFINITY;
+    } else if (actual != truth) {
+      error = std::abs(actual - truth) / bound;  // a zero bound: infinite
+    }
+    note(error, [&] { return fmt::format("{}: {} instead of {}", where(), actual, truth); });
+  }
+
+  // An element that must be equal.
+  template <class Where>
+  void add_exact(bool equal, Where&& where) {
+    comparison_.exact = true;
+    if (equal) return;
+    if (comparison_.error == 0) comparison_.where = where();
+    comparison_.error += 1;
+  }
+
+  const Comparison& comparison() const { return comparison_; }
+
+ private:
+  template <class Where>
+  void note(double error, Where&& where) {
+    if (error <= comparison_.error) return;
+    comparison_.error = error;
+    comparison_.where = where();
+  }
+  Comparison comparison_;
+};
+
+}  // namespace winnow::bench

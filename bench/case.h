@@ -1,0 +1,67 @@
+// One problem of one operation: its buffers, its truth and its cost. Tests, `winnow check` and
+// `winnow bench` run the same cases.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "bench/problem.h"
+#include "winnow/implementations.h"
+#include "winnow/tensor.h"
+
+namespace winnow::bench {
+
+// How one output compares with the double-precision reference.
+struct Comparison {
+  std::string output;
+  double error = 0;   // the largest |difference| / bound over the elements; selections: misses
+  bool exact = false;  // compared for equality
+  std::string where;  // the worst element, its value and the reference's; "" if all is well
+  bool ok() const { return exact ? error == 0 : error <= 1; }
+};
+
+// What the mathematics needs, for floors: FLOPs are 2 x multiply-adds; bytes read and written once.
+struct Cost {
+  double flops = 0;
+  double bytes = 0;
+};
+
+class Case {
+ public:
+  virtual ~Case() = default;
+  virtual Explanation explain() const = 0;
+  virtual std::int64_t workspace_bytes() const = 0;
+  virtual void run(Workspace workspace) = 0;  // the public operation
+  virtual std::vector<Tensor> outputs() const = 0;
+  // Compares what the last run left with the reference, elements that must not be written included.
+  virtual std::vector<Comparison> compare() = 0;
+  virtual Cost cost() const = 0;
+};
+
+struct Operation {
+  const char* name;
+  const char* summary;
+  std::vector<Parameter> parameters;
+  std::unique_ptr<Case> (*make)(const Problem&);
+  std::vector<std::string> check_problems;  // the shared list: awkward shapes, every dtype, every branch
+  std::vector<std::string> bench_problems;
+};
+
+const std::vector<Operation>& operations();
+const Operation& find_operation(const std::string& name);  // throws with the nearest valid name
+
+// One line per implementation that accepts the problem. Each runs into poisoned outputs between guard
+// pages, with one thread and with several (bitwise equal), and is compared with the reference.
+struct CheckResult {
+  std::string problem, implementation;
+  std::vector<Comparison> comparisons;
+  std::string failure;  // "" if it passed
+};
+std::vector<CheckResult> check_problem(const std::string& text);
+
+// The bit pattern of poison: 0x7f7f7f7f is 3.4e38 as a float, far outside every result.
+void poison(const Tensor& t);
+bool is_poison(const Tensor& t, std::int64_t element);
+
+}  // namespace winnow::bench

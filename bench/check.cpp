@@ -1,0 +1,108 @@
+#include <cstring>
+#include <exception>
+
+#include "base/array.h"
+#include "base/check.h"
+#include "base/text.h"
+#include "bench/case.h"
+#include "bench/guarded.h"
+#include "winnow/threads.h"
+
+namespace winnow::bench {
+namespace {
+
+struct ThreadsGuard {
+  int before = num_threads();
+  ~ThreadsGuard() { set_num_threads(before); }
+};
+struct PinGuard {
+  std::string operation;
+  PinGuard(const std::string& op, const std::string& implementation) : operation(op) {
+    pin_implementation(op, implementation);
+  }
+  ~PinGuard() { pin_implementation(operation, ""); }
+};
+
+std::vector<unsigned char> bytes_of(const std::vector<Tensor>& outputs) {
+  std::vector<unsigned char> all;
+  for (const Tensor& t : outputs) {
+    const auto* p = t.as<unsigned char>();
+    all.insert(all.end(), p, p + t.elements() * dtype_bytes(t.dtype));
+  }
+  return all;
+}
+
+// One run into poisoned outputs, with exactly the workspace that was asked for, between guard pages.
+void run_poisoned(Case& c) {
+  for (const Tensor& t : c.outputs()) poison(t);
+  const std::int64_t bytes = c.workspace_bytes();
+  const Guarded workspace(DType::kU8, {bytes});
+  poison(workspace.view());
+  c.run({workspace.view().data, bytes});
+}
+
+CheckResult check_implementation(const std::string& text, const std::string& implementation) {
+  CheckResult result{text, implementation, {}, ""};
+  const ThreadsGuard threads;
+  try {
+    const Problem problem = Problem::parse(text);
+    const PinGuard pin(problem.operation(), implementation);
+    const std::unique_ptr<Case> c = find_operation(problem.operation()).make(problem);
+    set_num_threads(1);
+    run_poisoned(*c);
+    const std::vector<unsigned char> alone = bytes_of(c->outputs());
+    set_num_threads(3);
+    run_poisoned(*c);
+    if (bytes_of(c->outputs()) != alone) result.failure = "1 and 3 threads differ";
+    if (last_implementation(problem.operation()) != implementation) {
+      result.failure = "another implementation ran: " + last_implementation(problem.operation());
+    }
+    result.comparisons = c->compare();
+    for (const Comparison& x : result.comparisons) {
+      if (!x.ok() && result.failure.empty()) {
+        result.failure = fmt::format("{}: {:.3g} x the bound at {}", x.output, x.error, x.where);
+      }
+    }
+  } catch (const std::exception& e) {
+    result.failure = e.what();
+  }
+  return result;
+}
+
+}  // namespace
+
+std::vector<CheckResult> check_problem(const std::string& text) {
+  const Problem problem = Problem::parse(text);
+  std::vector<CheckResult> results;
+  for (const Verdict& v : find_operation(problem.operation()).make(problem)->explain().verdicts) {
+    if (v.refusal.empty()) results.push_back(check_implementation(text, v.implementation));
+  }
+  return results;
+}
+
+void poison(const Tensor& t) {
+  if (t.elements() > 0) {
+    std::memset(t.data, 0x7f, static_cast<std::size_t>(t.elements() * dtype_bytes(t.dtype)));
+  }
+}
+
+bool is_poison(const Tensor& t, std::int64_t element) {
+  const std::int64_t size = dtype_bytes(t.dtype);
+  const auto* p = t.as<unsigned char>() + element * size;
+  for (std::int64_t i = 0; i < size; ++i) {
+    if (p[i] != 0x7f) return false;
+  }
+  return true;
+}
+
+const Operation& find_operation(const std::string& name) {
+  std::vector<std::string> names;
+  for (const Operation& operation : operations()) {
+    if (operation.name == name) return operation;
+    names.emplace_back(operation.name);
+  }
+  fail(Status::kInvalidArgument, "problem", "there is no operation \"{}\"; did you mean \"{}\"?", name,
+       nearest_name(name, names));
+}
+
+}  // namespace winnow::bench

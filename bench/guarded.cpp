@@ -1,0 +1,41 @@
+#include "bench/guarded.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <new>
+#include <utility>
+
+namespace winnow::bench {
+
+Guarded::Guarded(DType dtype, std::initializer_list<std::int64_t> shape)
+    : view_(make_tensor(nullptr, dtype, shape)) {
+  const std::int64_t page = sysconf(_SC_PAGESIZE);
+  const std::int64_t bytes = view_.elements() * dtype_bytes(dtype);
+  const std::int64_t inner = (bytes + page - 1) / page * page;
+  mapped_bytes_ = inner + 2 * page;
+  mapping_ = mmap(nullptr, static_cast<std::size_t>(mapped_bytes_), PROT_NONE,
+                  MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (mapping_ == MAP_FAILED) throw std::bad_alloc();
+  char* first = static_cast<char*>(mapping_) + page;
+  if (inner > 0) mprotect(first, static_cast<std::size_t>(inner), PROT_READ | PROT_WRITE);
+  view_.data = first + inner - bytes;
+}
+
+Guarded::~Guarded() {
+  if (mapping_ != nullptr) munmap(mapping_, static_cast<std::size_t>(mapped_bytes_));
+}
+
+Guarded::Guarded(Guarded&& other) noexcept
+    : mapping_(std::exchange(other.mapping_, nullptr)),
+      mapped_bytes_(other.mapped_bytes_),
+      view_(std::exchange(other.view_, {})) {}
+
+Guarded& Guarded::operator=(Guarded&& other) noexcept {
+  std::swap(mapping_, other.mapping_);
+  std::swap(mapped_bytes_, other.mapped_bytes_);
+  std::swap(view_, other.view_);
+  return *this;
+}
+
+}  // namespace winnow::bench

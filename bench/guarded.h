@@ -1,0 +1,29 @@
+// Memory between two pages that must not be touched: reading or writing past either end stops the
+// program at the very instruction. The data ends at the upper guard, so that an overrun by one element
+// is caught.
+#pragma once
+
+#include <initializer_list>
+
+#include "winnow/tensor.h"
+
+namespace winnow::bench {
+
+class Guarded {
+ public:
+  Guarded() = default;
+  Guarded(DType dtype, std::initializer_list<std::int64_t> shape);  // zeros
+  ~Guarded();
+  Guarded(Guarded&& other) noexcept;
+  Guarded& operator=(Guarded&& other) noexcept;
+
+  const Tensor& view() const { return view_; }
+  operator const Tensor&() const { return view_; }  // NOLINT: as base/array.h
+
+ private:
+  void* mapping_ = nullptr;
+  std::int64_t mapped_bytes_ = 0;
+  Tensor view_;
+};
+
+}  // namespace winnow::bench

@@ -1,0 +1,12 @@
+#include "bench/operations.h"
+
+namespace winnow::bench {
+
+const std::vector<Operation>& operations() {
+  static const std::vector<Operation> all = {
+      index_scores_operation(),
+  };
+  return all;
+}
+
+}  // namespace winnow::bench

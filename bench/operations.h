@@ -1,0 +1,10 @@
+// The operations that have problems; one file of bench/ each.
+#pragma once
+
+#include "bench/case.h"
+
+namespace winnow::bench {
+
+Operation index_scores_operation();
+
+}  // namespace winnow::bench

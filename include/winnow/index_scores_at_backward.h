@@ -1,0 +1,36 @@
+// index_scores_at_backward: from the gradient of the selected scores to the indexer's inputs.
+//
+//   u[h, s] = index_query[i, h, :] . index_key[id_s, :]        step(u) = 1 where u > 0 (ReLU), else 0
+//   d_index_weights[i, h]  = sum_s d_scores[i, s] * relu(u[h, s])
+//   d_index_query[i, h, :] = index_weights[i, h] * sum_s d_scores[i, s] * step(u[h, s]) * index_key[id_s, :]
+//   d_index_key[j, :]     += sum_h d_scores[i, s] * index_weights[i, h] * step(u[h, s]) * index_query[i, h, :]
+//                                                                          for every (i, s) with id_s = j
+// - Slots whose id lies outside [starts[i], ends[i]) take no part.
+// - Outputs are overwritten. Each row of d_index_key has one owner, which adds in ascending order of the
+//   query rows: no atomics, bitwise equal for every thread count.
+#pragma once
+
+#include "winnow/implementations.h"
+#include "winnow/tensor.h"
+
+namespace winnow {
+
+struct IndexScoresAtBackwardArgs {
+  Tensor index_query;    // [rows, index_heads, index_dim] f64 | f32 | bf16 | f16
+  Tensor index_key;      // [keys, index_dim], dtype of index_query
+  Tensor index_weights;  // [rows, index_heads] f32 (f64 with f64)
+  Tensor topk_indices;   // int32 [rows, topk]
+  Tensor starts;         // int32 [rows]
+  Tensor ends;           // int32 [rows]
+  bool relu = true;
+  Tensor d_scores;         // f32 (f64 with f64) [rows, topk]
+  Tensor d_index_query;    // out: f32 (f64 with f64) [rows, index_heads, index_dim]
+  Tensor d_index_key;      // out: f32 (f64 with f64) [keys, index_dim]
+  Tensor d_index_weights;  // out: f32 (f64 with f64) [rows, index_heads]
+};
+
+void index_scores_at_backward(const IndexScoresAtBackwardArgs& args, Workspace workspace);
+std::int64_t index_scores_at_backward_workspace_bytes(const IndexScoresAtBackwardArgs& args);
+Explanation explain(const IndexScoresAtBackwardArgs& args);
+
+}  // namespace winnow

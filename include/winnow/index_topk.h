@@ -1,0 +1,30 @@
+// index_topk: scoring and exact selection in one pass; the score matrix never exists.
+//
+// - Equals select_topk(index_scores(...)) of the same implementation, bit for bit, ids and scores.
+// - Keys stream by once; each row keeps its best candidates so far. Extra memory is the workspace, which
+//   does not grow with the number of keys.
+// - Row ranges, order of ids, ties, NaN and -inf: as in select_topk.h.
+#pragma once
+
+#include "winnow/implementations.h"
+#include "winnow/tensor.h"
+
+namespace winnow {
+
+struct IndexTopkArgs {
+  Tensor index_query;    // [rows, index_heads, index_dim] f64 | f32 | bf16 | f16, after RoPE
+  Tensor index_key;      // [keys, index_dim], dtype of index_query
+  Tensor index_weights;  // [rows, index_heads] f32 (f64 with f64), scaled
+  Tensor starts;         // int32 [rows]
+  Tensor ends;           // int32 [rows]
+  bool relu = true;      // false: the identity in place of ReLU
+  Tensor topk_indices;   // out: int32 [rows, topk], topk >= 1
+  Tensor topk_lengths;   // out: int32 [rows]
+  Tensor topk_scores;    // out, may be left out: f32 (f64 with f64) [rows, topk], -inf after the last
+};
+
+void index_topk(const IndexTopkArgs& args, Workspace workspace);
+std::int64_t index_topk_workspace_bytes(const IndexTopkArgs& args);
+Explanation explain(const IndexTopkArgs& args);
+
+}  // namespace winnow

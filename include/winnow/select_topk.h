@@ -1,0 +1,30 @@
+// select_topk: the k best keys of every row, by scores that are given.
+//
+// The one selection rule of winnow; index_topk selects by the same.
+// - Row i sees the keys [start, end): start = max(starts[i], 0), end = min(ends[i], start + width).
+//   Column t of `scores` is key start + t; columns past the range are never read.
+// - Candidates are the visible keys whose score is neither NaN nor -inf; +inf is the largest.
+// - Members are the k largest by value. At the cutoff the lowest ids win. +0 equals -0.
+// - Ids come out ascending, -1 after the last. Fewer candidates than k: all of them.
+// - The result is a function of the scores alone: no thread count, neighbour row or run changes it.
+#pragma once
+
+#include "winnow/implementations.h"
+#include "winnow/tensor.h"
+
+namespace winnow {
+
+struct SelectTopkArgs {
+  Tensor scores;        // [rows, width] f64 | f32 | bf16 | f16
+  Tensor starts;        // int32 [rows]
+  Tensor ends;          // int32 [rows]; ends <= starts: an empty row
+  Tensor topk_indices;  // out: int32 [rows, topk], key ids of the call's key space, topk >= 1
+  Tensor topk_lengths;  // out: int32 [rows], how many are valid
+  Tensor topk_scores;   // out, may be left out: f32 (f64 with f64) [rows, topk], -inf after the last
+};
+
+void select_topk(const SelectTopkArgs& args, Workspace workspace);
+std::int64_t select_topk_workspace_bytes(const SelectTopkArgs& args);
+Explanation explain(const SelectTopkArgs& args);
+
+}  // namespace winnow

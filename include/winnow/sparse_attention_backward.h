@@ -1,0 +1,42 @@
+// sparse_attention_backward: gradients of sparse_attention by query, key and value.
+//
+//   dp[h, s] = d_output[i, h, :] . value[id_s]        delta[h] = sum_s p[h, s] * dp[h, s]
+//   dz[h, s] = p[h, s] * (dp[h, s] - delta[h])        p is recomputed from lse
+//   d_query[i, h, :] = softmax_scale * sum_s dz[h, s] * key[id_s]
+//   d_key[j, :]     += softmax_scale * sum_h dz[h, s] * query[i, h, :]   for every (i, s) with id_s = j
+//   d_value[j, :]   += sum_h p[h, s] * d_output[i, h, :]
+//
+// - Without a separate value (MLA) the value part is added to the first dim_v channels of d_key.
+// - Which slots count: as in sparse_attention.h. Rows without one give and get gradient 0.
+// - Every row of d_key and d_value has one owner, which adds the contributions in ascending order of the
+//   query rows: no atomics, bitwise equal from run to run and for every thread count.
+// - Outputs are overwritten, not added to. The gradient never flows through the indices.
+#pragma once
+
+#include "winnow/implementations.h"
+#include "winnow/tensor.h"
+
+namespace winnow {
+
+struct SparseAttentionBackwardArgs {
+  Tensor query;         // [rows, heads, dim_qk] f64 | f32 | bf16 | f16
+  Tensor key;           // [keys, kv_heads, dim_qk], dtype of query
+  Tensor value;         // [keys, kv_heads, dim_v], dtype of query; or left out: key[..., :dim_v]
+  Tensor topk_indices;  // int32 [rows, topk]; or left out: the whole range
+  Tensor topk_lengths;  // int32 [rows]; or left out
+  Tensor starts;        // int32 [rows]
+  Tensor ends;          // int32 [rows]
+  double softmax_scale = 0;
+  Tensor output;    // [rows, heads, dim_v] of the forward, dtype of query or f32
+  Tensor lse;       // f32 (f64 with f64) [rows, heads] of the forward
+  Tensor d_output;  // [rows, heads, dim_v], dtype of output
+  Tensor d_query;   // out: f32 (f64 with f64) [rows, heads, dim_qk]
+  Tensor d_key;     // out: f32 (f64 with f64) [keys, kv_heads, dim_qk]
+  Tensor d_value;   // out: f32 (f64 with f64) [keys, kv_heads, dim_v]; left out with value
+};
+
+void sparse_attention_backward(const SparseAttentionBackwardArgs& args, Workspace workspace);
+std::int64_t sparse_attention_backward_workspace_bytes(const SparseAttentionBackwardArgs& args);
+Explanation explain(const SparseAttentionBackwardArgs& args);
+
+}  // namespace winnow

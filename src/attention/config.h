@@ -1,0 +1,65 @@
+// The shape and the conventions of one DSA layer. Conventions that differ between models have no default
+// here: readers of configurations fill them.
+#pragma once
+
+#include <cstdint>
+
+#include "nn/rope.h"
+
+namespace winnow::attention {
+
+enum class AttentionKind {
+  kMla,  // absorbed multi-head latent attention: one latent key for all heads
+  kGqa,  // grouped-query attention: separate keys and values
+};
+
+enum class IndexerMode {
+  kStandard,    // index_heads queries, ReLU, head weights, LayerNorm on the key
+  kSimplified,  // one head, no weights, no ReLU, no norm; MLA has no such indexer
+};
+
+struct IndexerConfig {
+  IndexerMode mode = IndexerMode::kStandard;
+  std::int64_t index_heads = 0;  // simplified: 1
+  std::int64_t index_dim = 0;
+  std::int64_t topk = 0;
+  std::int64_t rope_dim = 0;  // rotated channels: the first (MLA) or the last (GQA); 0: none
+  nn::RopePairing rope_pairing{};
+  bool relu = true;
+  bool hadamard = false;     // rotate index queries and keys after RoPE; index_dim a power of two
+  double k_norm_epsilon = 0;  // of the LayerNorm on the index key
+};
+
+struct AttentionConfig {
+  AttentionKind kind = AttentionKind::kMla;
+  std::int64_t hidden_size = 0;
+  std::int64_t heads = 0;
+  std::int64_t kv_heads = 1;  // GQA
+
+  std::int64_t q_lora_rank = 0;  // MLA; 0: queries straight from the hidden state
+  std::int64_t kv_lora_rank = 0;
+  std::int64_t qk_nope_head_dim = 0;  // channels of a head that are not rotated
+  std::int64_t qk_rope_head_dim = 0;  // channels that are; they come last in a head; 0: NoPE
+  std::int64_t v_head_dim = 0;
+  double latent_norm_epsilon = 0;  // MLA: RMSNorm of both latents
+
+  double rope_theta = 0;
+  nn::RopePairing rope_pairing{};
+  std::int64_t max_positions = 0;
+  IndexerConfig indexer;
+
+  // (qk_nope_head_dim + qk_rope_head_dim)^-0.5
+  double softmax_scale() const;
+};
+
+// Throws with option, rule and value.
+void validate(const AttentionConfig& config);
+
+// What the layer attends to.
+enum class AttentionMode {
+  kDense,    // all visible keys; the indexer does not run
+  kWarmup,   // all visible keys; the indexer learns from the dense loss
+  kSparse,   // the indexer's selection; it learns from the sparse loss
+};
+
+}  // namespace winnow::attention

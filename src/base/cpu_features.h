@@ -1,0 +1,23 @@
+// What the processor can do, asked once.
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace winnow {
+
+struct CpuFeatures {
+  bool avx2 = false;  // AVX2, FMA, F16C, BMI1 and BMI2 together
+  bool avx512_bf16 = false;
+  bool amx_bf16 = false;
+  std::string model;
+  std::vector<std::string> names() const;  // of those that are there
+};
+
+const CpuFeatures& cpu_features();
+
+// WINNOW_CPU=portable|avx2 limits the instruction sets that implementations may use. Returns why
+// `level` must not run here ("" if it may).
+std::string refuse_instruction_set(const std::string& level);
+
+}  // namespace winnow

@@ -1,0 +1,136 @@
+// Eight-lane vectors, the same source for every instruction set.
+//
+// Each file of src/cpu is compiled once per instruction set, in the namespace winnow::cpu::WINNOW_ISA
+// (portable, avx2). Rules that keep the copies apart: all code lives in that namespace, and nothing from
+// the standard library that is more than a trivial inline is used, so that no function compiled for
+// AVX2 can be picked by the linker where a plain one is meant.
+//
+// Arithmetic is written out: the build has -ffp-contract=off, and `fma` is one fused operation where the
+// processor has it (AVX2) and a multiplication and an addition in portable code.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#include "base/numbers.h"
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#ifndef WINNOW_ISA
+#error "src/cpu is compiled with -DWINNOW_ISA=portable or avx2"
+#endif
+#define WINNOW_STRING_(x) #x
+#define WINNOW_STRING(x) WINNOW_STRING_(x)
+#define WINNOW_IMPLEMENTATION_NAME "cpu." WINNOW_STRING(WINNOW_ISA)
+#define WINNOW_INLINE __attribute__((always_inline)) inline
+
+namespace winnow::cpu::WINNOW_ISA {
+
+using F8 = float __attribute__((vector_size(32)));
+using I8 = std::int32_t __attribute__((vector_size(32)));  // also the result of comparing F8: 0 or -1
+
+WINNOW_INLINE F8 zero8() { return F8{}; }
+WINNOW_INLINE F8 splat(float x) { return F8{x, x, x, x, x, x, x, x}; }
+WINNOW_INLINE I8 splat(std::int32_t x) { return I8{x, x, x, x, x, x, x, x}; }
+WINNOW_INLINE I8 iota8() { return I8{0, 1, 2, 3, 4, 5, 6, 7}; }
+
+template <class V, class T>
+WINNOW_INLINE V load_as(const T* p) {
+  V v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+template <class V, class T>
+WINNOW_INLINE void store(T* p, V v) {
+  std::memcpy(p, &v, sizeof v);
+}
+WINNOW_INLINE I8 load(const std::int32_t* p) { return load_as<I8>(p); }
+WINNOW_INLINE F8 load(const float* p) { return load_as<F8>(p); }
+WINNOW_INLINE F8 bits_as_float(I8 x) { return load_as<F8>(&x); }
+WINNOW_INLINE I8 bits_as_int(F8 x) { return load_as<I8>(&x); }
+
+#if defined(__AVX2__)
+WINNOW_INLINE F8 load(const BF16* p) {
+  const __m128i h = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
+}
+WINNOW_INLINE F8 load(const F16* p) {
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+}
+WINNOW_INLINE F8 fma(F8 a, F8 b, F8 c) { return _mm256_fmadd_ps(a, b, c); }
+WINNOW_INLINE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+// max(0, x) that keeps NaN.
+WINNOW_INLINE F8 relu8(F8 x) { return _mm256_max_ps(_mm256_setzero_ps(), x); }
+WINNOW_INLINE F8 max8(F8 a, F8 b) { return _mm256_max_ps(a, b); }  // b where either is NaN
+WINNOW_INLINE F8 min8(F8 a, F8 b) { return _mm256_min_ps(a, b); }  // b where either is NaN
+WINNOW_INLINE F8 round8(F8 x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+WINNOW_INLINE I8 to_int8(F8 x) { return reinterpret_cast<I8>(_mm256_cvtps_epi32(x)); }
+WINNOW_INLINE unsigned lane_mask(I8 x) {
+  return static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(reinterpret_cast<__m256i>(x))));
+}
+WINNOW_INLINE void prefetch_l1(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
+WINNOW_INLINE void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+#else
+WINNOW_INLINE F8 load(const BF16* p) {
+  F8 v;
+  for (int i = 0; i < 8; ++i) v[i] = to_float(p[i]);
+  return v;
+}
+WINNOW_INLINE F8 load(const F16* p) {
+  F8 v;
+  for (int i = 0; i < 8; ++i) v[i] = to_float(p[i]);
+  return v;
+}
+WINNOW_INLINE F8 fma(F8 a, F8 b, F8 c) { return a * b + c; }
+WINNOW_INLINE float fma(float a, float b, float c) { return a * b + c; }
+WINNOW_INLINE F8 relu8(F8 x) { return x < zero8() ? zero8() : x; }
+WINNOW_INLINE F8 max8(F8 a, F8 b) { return a > b ? a : b; }
+WINNOW_INLINE F8 min8(F8 a, F8 b) { return a < b ? a : b; }
+WINNOW_INLINE F8 round8(F8 x) {  // |x| < 2^22: adding 1.5 * 2^23 leaves no fraction bit, round to even
+  const F8 magic = splat(12582912.f);
+  return (x + magic) - magic;
+}
+WINNOW_INLINE I8 to_int8(F8 x) { return __builtin_convertvector(round8(x), I8); }
+WINNOW_INLINE unsigned lane_mask(I8 x) {
+  unsigned mask = 0;
+  for (int i = 0; i < 8; ++i) mask |= static_cast<unsigned>(x[i] < 0) << i;
+  return mask;
+}
+WINNOW_INLINE void prefetch_l1(const void* p) { __builtin_prefetch(p, 0, 3); }
+WINNOW_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
+#endif
+
+// Sum and maximum over lanes in one fixed tree: (0+4, 1+5, 2+6, 3+7), then pairs two apart, then one.
+WINNOW_INLINE float sum8(F8 v) {
+  const float a = v[0] + v[4], b = v[1] + v[5], c = v[2] + v[6], d = v[3] + v[7];
+  return (a + c) + (b + d);
+}
+WINNOW_INLINE float maximum8(F8 v) {
+  float m = v[0];
+  for (int i = 1; i < 8; ++i) m = v[i] > m ? v[i] : m;
+  return m;
+}
+
+// exp for any float: x = n ln 2 + r, degree-6 polynomial in r, then two exact scalings, so subnormal
+// results are kept. Largest error 1 ulp (+ double rounding among subnormals). exp(-inf) = 0 up to the
+// smallest subnormal's half; NaN stays NaN.
+WINNOW_INLINE F8 exp8(F8 x) {
+  const F8 clamped = min8(splat(89.f), max8(splat(-104.f), x));  // second operand survives NaN
+  const F8 n = round8(clamped * splat(1.44269504088896341f));
+  F8 r = fma(n, splat(-0.693145751953125f), clamped);
+  r = fma(n, splat(-1.42860682030941723e-6f), r);
+  F8 p = splat(1.9875691500e-4f);
+  p = fma(p, r, splat(1.3981999507e-3f));
+  p = fma(p, r, splat(8.3334519073e-3f));
+  p = fma(p, r, splat(4.1665795894e-2f));
+  p = fma(p, r, splat(1.6666665459e-1f));
+  p = fma(p, r, splat(5.0000001201e-1f));
+  p = fma(p, r * r, r) + splat(1.f);
+  const I8 i = to_int8(n), half = i >> 1, rest = i - half, bias = splat(127);
+  p = p * bits_as_float((half + bias) << 23);
+  return p * bits_as_float((rest + bias) << 23);
+}
+
+}  // namespace winnow::cpu::WINNOW_ISA

@@ -1,0 +1,190 @@
+// The register tile under every product: MR rows, broadcast, times a panel of 16 columns, lanes.
+//
+//   panel [K][16] f32: 16 columns (keys, output features, value channels) side by side for each k
+//   tile  [K][MR] f32: MR <= 6 rows side by side for each k
+//
+// 6 x 16 is 12 accumulators, 2 panel vectors and 1 broadcast: 15 of AVX2's 16 registers; 8 loads and 12
+// FMAs per k, so the FMA units bound it.
+// Order of every sum: one FMA chain per element, k ascending from +0. Neither MR, nor the panel, nor the
+// number of rows or threads enters, so any tiling gives the same bits.
+#pragma once
+
+#include "cpu/simd.h"
+
+namespace winnow::cpu::WINNOW_ISA {
+
+inline constexpr int kPanel = 16;    // columns of a panel
+inline constexpr int kTileRows = 6;  // most rows of a tile
+
+WINNOW_INLINE std::int64_t min64(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+WINNOW_INLINE std::int64_t max64(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
+
+WINNOW_INLINE void transpose8(F8 (&r)[8]) {
+#if defined(__AVX2__)
+  const __m256 t0 = _mm256_unpacklo_ps(r[0], r[1]), t1 = _mm256_unpackhi_ps(r[0], r[1]);
+  const __m256 t2 = _mm256_unpacklo_ps(r[2], r[3]), t3 = _mm256_unpackhi_ps(r[2], r[3]);
+  const __m256 t4 = _mm256_unpacklo_ps(r[4], r[5]), t5 = _mm256_unpackhi_ps(r[4], r[5]);
+  const __m256 t6 = _mm256_unpacklo_ps(r[6], r[7]), t7 = _mm256_unpackhi_ps(r[6], r[7]);
+  const __m256 u0 = _mm256_shuffle_ps(t0, t2, 0x44), u1 = _mm256_shuffle_ps(t0, t2, 0xEE);
+  const __m256 u2 = _mm256_shuffle_ps(t1, t3, 0x44), u3 = _mm256_shuffle_ps(t1, t3, 0xEE);
+  const __m256 u4 = _mm256_shuffle_ps(t4, t6, 0x44), u5 = _mm256_shuffle_ps(t4, t6, 0xEE);
+  const __m256 u6 = _mm256_shuffle_ps(t5, t7, 0x44), u7 = _mm256_shuffle_ps(t5, t7, 0xEE);
+  r[0] = _mm256_permute2f128_ps(u0, u4, 0x20);
+  r[4] = _mm256_permute2f128_ps(u0, u4, 0x31);
+  r[1] = _mm256_permute2f128_ps(u1, u5, 0x20);
+  r[5] = _mm256_permute2f128_ps(u1, u5, 0x31);
+  r[2] = _mm256_permute2f128_ps(u2, u6, 0x20);
+  r[6] = _mm256_permute2f128_ps(u2, u6, 0x31);
+  r[3] = _mm256_permute2f128_ps(u3, u7, 0x20);
+  r[7] = _mm256_permute2f128_ps(u3, u7, 0x31);
+#else
+  for (int i = 0; i < 8; ++i) {
+    for (int j = i + 1; j < 8; ++j) {
+      const float x = r[i][j];
+      r[i][j] = r[j][i];
+      r[j][i] = x;
+    }
+  }
+#endif
+}
+
+// 16 rows of length K -> panel [K][16]. Spare lanes repeat a valid row: no lane reads another lane, and
+// a test per row inside this loop costs 10 % of an attention call.
+template <class T>
+WINNOW_INLINE void pack_panel(const T* const* row, std::int64_t K, float* out) {
+  auto step = [&](std::int64_t k, int group) __attribute__((always_inline)) {
+    F8 r[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) r[i] = load(row[group + i] + k);
+    transpose8(r);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) store(out + (k + i) * kPanel + group, r[i]);
+  };
+  // Eight rows at a time, whole cache lines: rows a multiple of 4 KiB apart share one L1 set.
+  constexpr int kLine = 64 / sizeof(T);
+  std::int64_t k = 0;
+  for (; k + kLine <= K; k += kLine) {
+#pragma GCC unroll 2
+    for (int group = 0; group < kPanel; group += 8) {
+#pragma GCC unroll 4
+      for (int u = 0; u < kLine; u += 8) step(k + u, group);
+    }
+  }
+  for (; k + 8 <= K; k += 8) {
+    step(k, 0);
+    step(k, 8);
+  }
+  for (; k < K; ++k) {
+    for (int i = 0; i < kPanel; ++i) out[k * kPanel + i] = to_float(row[i][k]);
+  }
+}
+
+// `valid` (>= 1) rows that lie `stride` elements apart; the spare ones repeat the last.
+template <class T>
+WINNOW_INLINE void pack_panel(const T* base, std::int64_t stride, std::int64_t valid, std::int64_t K,
+                              float* out) {
+  const T* row[kPanel];
+  for (int i = 0; i < kPanel; ++i) row[i] = base + min64(i, valid - 1) * stride;
+  pack_panel(row, K, out);
+}
+
+// mr rows -> tile [K][mr]. Writes up to 8 floats past its end: give the buffer that slack.
+template <class T>
+WINNOW_INLINE void pack_tile(const T* base, std::int64_t stride, int mr, std::int64_t K, float* out) {
+  std::int64_t k = 0;
+  for (; k + 8 <= K; k += 8) {
+    F8 r[8];
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) r[i] = i < mr ? load(base + i * stride + k) : zero8();
+    transpose8(r);
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; ++i) store(out + (k + i) * mr, r[i]);  // ascending: the overlap is rewritten
+  }
+  for (; k < K; ++k) {
+    for (int i = 0; i < mr; ++i) out[k * mr + i] = to_float(base[i * stride + k]);
+  }
+}
+
+// An even split of `rows` into tiles of at most 6: no small last tile (64 = 9 x 6 + 2 x 5).
+struct Tiles {
+  int count, base, extra;
+  explicit Tiles(int rows)
+      : count((rows + kTileRows - 1) / kTileRows),
+        base(count > 0 ? rows / count : 0),
+        extra(count > 0 ? rows % count : 0) {}
+  int rows(int t) const { return base + (t < extra ? 1 : 0); }
+  int first(int t) const { return t * base + (t < extra ? t : extra); }
+};
+
+// acc[r][v] += sum_k A(k, r) * panel[k][v], A(k, r) = a[k * a_k + r * a_r].
+template <int MR>
+WINNOW_INLINE void multiply_tile(const float* a, std::int64_t a_k, std::int64_t a_r, const float* panel,
+                                 std::int64_t K, F8 (&acc)[MR][2]) {
+#pragma GCC unroll 4
+  for (std::int64_t k = 0; k < K; ++k) {
+    const F8 b0 = load(panel), b1 = load(panel + 8);
+#pragma GCC unroll 8
+    for (int r = 0; r < MR; ++r) {
+      const F8 x = splat(a[r * a_r]);
+      acc[r][0] = fma(x, b0, acc[r][0]);
+      acc[r][1] = fma(x, b1, acc[r][1]);
+    }
+    a += a_k;
+    panel += kPanel;
+  }
+}
+
+// Calls f.template operator()<MR>() for a run-time mr in 1..6.
+template <class F>
+WINNOW_INLINE void with_rows(int mr, F&& f) {
+  switch (mr) {
+    case 6: f.template operator()<6>(); break;
+    case 5: f.template operator()<5>(); break;
+    case 4: f.template operator()<4>(); break;
+    case 3: f.template operator()<3>(); break;
+    case 2: f.template operator()<2>(); break;
+    case 1: f.template operator()<1>(); break;
+  }
+}
+
+// Prefetch cursor over at most 16 rows, a few lines per step between runs of FMAs. One burst per row
+// fills the miss buffers and stalls the kernel; spread out, a gather costs almost nothing.
+struct Prefetcher {
+  const char* row[kPanel];
+  int count = 0, at = 0;
+  std::int64_t offset = 0, row_bytes;
+  explicit Prefetcher(std::int64_t bytes) : row_bytes(bytes) {}
+  WINNOW_INLINE void add(const void* p) { row[count++] = static_cast<const char*>(p); }
+  WINNOW_INLINE void step(int lines) {
+    for (; lines > 0 && at < count; --lines) {
+      prefetch_l2(row[at] + offset);
+      if ((offset += 64) >= row_bytes) {
+        offset = 0;
+        ++at;
+      }
+    }
+  }
+};
+
+// Cuts one buffer into parts of 64-byte multiples; with no buffer it only counts.
+class Carve {
+ public:
+  explicit Carve(void* memory) {
+    const auto address = reinterpret_cast<std::uintptr_t>(memory);
+    base_ = memory == nullptr ? 0 : (address + 63) / 64 * 64;
+  }
+  template <class T>
+  T* take(std::int64_t elements) {
+    T* p = base_ == 0 ? nullptr : reinterpret_cast<T*>(base_ + static_cast<std::uintptr_t>(used_));
+    used_ += (elements * static_cast<std::int64_t>(sizeof(T)) + 63) / 64 * 64;
+    return p;
+  }
+  std::int64_t used() const { return used_; }
+  std::int64_t bytes_to_ask() const { return used_ + 63; }  // a workspace needs no alignment
+
+ private:
+  std::uintptr_t base_;
+  std::int64_t used_ = 0;
+};
+
+}  // namespace winnow::cpu::WINNOW_ISA

@@ -1,0 +1,20 @@
+// SwiGLU, addition, the Hadamard rotation: element by element or row by row; f32 or f64, contiguous.
+#pragma once
+
+#include "winnow/tensor.h"
+
+namespace winnow::nn {
+
+// y = silu(gate) * up, with silu(x) = x / (1 + exp(-x)).
+void swiglu(const Tensor& gate, const Tensor& up, const Tensor& y);
+void swiglu_backward(const Tensor& gate, const Tensor& up, const Tensor& d_y, const Tensor& d_gate,
+                     const Tensor& d_up);
+
+// y += x
+void add(const Tensor& x, const Tensor& y);
+
+// x <- x . H * dim^-0.5 on the last axis, H the Sylvester matrix in natural order; dim a power of two.
+// Symmetric and orthogonal: it is its own inverse and its own backward.
+void hadamard(const Tensor& x);
+
+}  // namespace winnow::nn

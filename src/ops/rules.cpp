@@ -1,0 +1,59 @@
+#include "ops/rules.h"
+
+#include <cmath>
+
+namespace winnow::ops {
+
+void check_ranges(const char* operation, const Tensor& starts, const Tensor& ends, std::int64_t rows) {
+  check_shape(operation, "starts", starts, {rows}, "[rows]");
+  check_shape(operation, "ends", ends, {rows}, "[rows]");
+  check_dtype(operation, "starts", starts, {DType::kI32});
+  check_dtype(operation, "ends", ends, {DType::kI32});
+}
+
+void check_indexer(const char* operation, const Tensor& index_query, const Tensor& index_key,
+                   const Tensor& index_weights, const Tensor& starts, const Tensor& ends) {
+  check_shape(operation, "index_query", index_query, {-1, -1, -1}, "[rows, index_heads, index_dim]");
+  const std::int64_t rows = index_query.shape[0], heads = index_query.shape[1], dim = index_query.shape[2];
+  check_dtype(operation, "index_query", index_query, {DType::kF64, DType::kF32, DType::kBF16, DType::kF16});
+  WINNOW_CHECK(operation, heads >= 1 && dim >= 1,
+               "index_query needs at least one head and one channel, got {}", shape_text(index_query));
+  check_shape(operation, "index_key", index_key, {-1, dim}, "[keys, index_dim]");
+  check_dtype(operation, "index_key", index_key, {index_query.dtype});
+  check_shape(operation, "index_weights", index_weights, {rows, heads}, "[rows, index_heads]");
+  check_dtype(operation, "index_weights", index_weights, {wide_dtype(index_query.dtype)});
+  check_ranges(operation, starts, ends, rows);
+}
+
+void check_attention(const char* operation, const Tensor& query, const Tensor& key, const Tensor& starts,
+                     const Tensor& ends, double softmax_scale) {
+  check_shape(operation, "query", query, {-1, -1, -1}, "[rows, heads, dim_qk]");
+  check_dtype(operation, "query", query, {DType::kF64, DType::kF32, DType::kBF16, DType::kF16});
+  check_shape(operation, "key", key, {-1, -1, query.shape[2]}, "[keys, kv_heads, dim_qk]");
+  check_dtype(operation, "key", key, {query.dtype});
+  const std::int64_t heads = query.shape[1], kv_heads = key.shape[1];
+  WINNOW_CHECK(operation, heads >= 1 && query.shape[2] >= 1,
+               "query needs at least one head and one channel, got {}", shape_text(query));
+  WINNOW_CHECK(operation, kv_heads >= 1 && heads % kv_heads == 0,
+               "heads must be a multiple of kv_heads, got {} and {}", heads, kv_heads);
+  WINNOW_CHECK(operation, std::isfinite(softmax_scale) && softmax_scale > 0,
+               "softmax_scale must be positive and finite, got {}", softmax_scale);
+  check_ranges(operation, starts, ends, query.shape[0]);
+}
+
+void check_indices(const char* operation, const Tensor& topk_indices, std::int64_t rows) {
+  check_shape(operation, "topk_indices", topk_indices, {rows, -1}, "[rows, topk]");
+  check_dtype(operation, "topk_indices", topk_indices, {DType::kI32});
+  WINNOW_CHECK(operation, topk_indices.shape[1] >= 1, "topk must be at least 1, got {}",
+               topk_indices.shape[1]);
+}
+
+void check_output(const char* operation, const char* name, const Tensor& output, DType dtype,
+                  std::initializer_list<std::int64_t> shape, const char* layout,
+                  std::initializer_list<Tensor> inputs) {
+  check_shape(operation, name, output, shape, layout);
+  check_dtype(operation, name, output, {dtype});
+  for (const Tensor& input : inputs) check_no_overlap(operation, name, output, "an input", input);
+}
+
+}  // namespace winnow::ops

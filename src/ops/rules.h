@@ -1,0 +1,33 @@
+// Rules on arguments that several operations share. All are checked before anything is written.
+#pragma once
+
+#include "base/check.h"
+#include "base/numbers.h"
+#include "winnow/tensor.h"
+
+namespace winnow::ops {
+
+// The dtype of accumulation and of float outputs: f64 for f64 inputs, else f32.
+inline DType wide_dtype(DType input) { return input == DType::kF64 ? DType::kF64 : DType::kF32; }
+
+// starts and ends: int32 [rows].
+void check_ranges(const char* operation, const Tensor& starts, const Tensor& ends, std::int64_t rows);
+
+// index_query [rows, index_heads, index_dim], index_key [keys, index_dim], index_weights
+// [rows, index_heads] and the ranges.
+void check_indexer(const char* operation, const Tensor& index_query, const Tensor& index_key,
+                   const Tensor& index_weights, const Tensor& starts, const Tensor& ends);
+
+// query [rows, heads, dim_qk], key [keys, kv_heads, dim_qk], the ranges and the scale.
+void check_attention(const char* operation, const Tensor& query, const Tensor& key, const Tensor& starts,
+                     const Tensor& ends, double softmax_scale);
+
+// topk_indices int32 [rows, topk], topk >= 1.
+void check_indices(const char* operation, const Tensor& topk_indices, std::int64_t rows);
+
+// A written tensor of the given dtype and shape that shares no memory with the inputs.
+void check_output(const char* operation, const char* name, const Tensor& output, DType dtype,
+                  std::initializer_list<std::int64_t> shape, const char* layout,
+                  std::initializer_list<Tensor> inputs);
+
+}  // namespace winnow::ops
