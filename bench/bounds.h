@@ -1,5 +1,5 @@
-// Error bounds of f32 arithmetic, for comparisons with the double reference. Every bound that a test
-// uses is derived where it is used, from these.
+// Error bounds of f32 arithmetic, for comparisons with the double reference. Every bound that a
+// test uses is derived where it is used, from these.
 #pragma once
 
 #include <cmath>

@@ -15,9 +15,9 @@ namespace winnow::bench {
 // How one output compares with the double-precision reference.
 struct Comparison {
   std::string output;
-  double error = 0;   // the largest |difference| / bound over the elements; selections: misses
+  double error = 0;    // the largest |difference| / bound over the elements; selections: misses
   bool exact = false;  // compared for equality
-  std::string where;  // the worst element, its value and the reference's; "" if all is well
+  std::string where;   // the worst element, its value and the reference's; "" if all is well
   bool ok() const { return exact ? error == 0 : error <= 1; }
 };
 
@@ -44,15 +44,17 @@ struct Operation {
   const char* summary;
   std::vector<Parameter> parameters;
   std::unique_ptr<Case> (*make)(const Problem&);
-  std::vector<std::string> check_problems;  // the shared list: awkward shapes, every dtype, every branch
+  std::vector<std::string>
+      check_problems;  // the shared list: awkward shapes, every dtype, every branch
   std::vector<std::string> bench_problems;
 };
 
 const std::vector<Operation>& operations();
 const Operation& find_operation(const std::string& name);  // throws with the nearest valid name
 
-// One line per implementation that accepts the problem. Each runs into poisoned outputs between guard
-// pages, with one thread and with several (bitwise equal), and is compared with the reference.
+// One line per implementation that accepts the problem. Each runs into poisoned outputs between
+// guard pages, with one thread and with several (bitwise equal), and is compared with the
+// reference.
 struct CheckResult {
   std::string problem, implementation;
   std::vector<Comparison> comparisons;

@@ -1,8 +1,9 @@
+#include "base/check.h"
+
 #include <cstring>
 #include <exception>
 
 #include "base/array.h"
-#include "base/check.h"
 #include "base/text.h"
 #include "bench/case.h"
 #include "bench/guarded.h"
@@ -32,7 +33,8 @@ std::vector<unsigned char> bytes_of(const std::vector<Tensor>& outputs) {
   return all;
 }
 
-// One run into poisoned outputs, with exactly the workspace that was asked for, between guard pages.
+// One run into poisoned outputs, with exactly the workspace that was asked for, between guard
+// pages.
 void run_poisoned(Case& c) {
   for (const Tensor& t : c.outputs()) poison(t);
   const std::int64_t bytes = c.workspace_bytes();
@@ -101,8 +103,8 @@ const Operation& find_operation(const std::string& name) {
     if (operation.name == name) return operation;
     names.emplace_back(operation.name);
   }
-  fail(Status::kInvalidArgument, "problem", "there is no operation \"{}\"; did you mean \"{}\"?", name,
-       nearest_name(name, names));
+  fail(Status::kInvalidArgument, "problem", "there is no operation \"{}\"; did you mean \"{}\"?",
+       name, nearest_name(name, names));
 }
 
 }  // namespace winnow::bench

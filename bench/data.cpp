@@ -26,11 +26,12 @@ double Random::gauss() {
 }
 
 void fill_gauss(const Tensor& t, Random& random, double scale) {
-  for (std::int64_t i = 0; i < t.elements(); ++i) store_double(t.data, t.dtype, i, scale * random.gauss());
+  for (std::int64_t i = 0; i < t.elements(); ++i)
+    store_double(t.data, t.dtype, i, scale * random.gauss());
 }
 
-void fill_ranges(const std::string& kind, std::int64_t keys, std::int64_t topk, const Tensor& starts,
-                 const Tensor& ends, Random& random) {
+void fill_ranges(const std::string& kind, std::int64_t keys, std::int64_t topk,
+                 const Tensor& starts, const Tensor& ends, Random& random) {
   const std::int64_t rows = starts.shape[0];
   const std::int64_t lengths[] = {-1, 0, 1, topk - 1, topk, topk + 1, 15, 16, 17, 63, 64, 65};
   for (std::int64_t i = 0; i < rows; ++i) {
@@ -45,19 +46,23 @@ void fill_ranges(const std::string& kind, std::int64_t keys, std::int64_t topk, 
       end = position + 1;
     } else if (kind == "awkward") {
       const std::int64_t length = lengths[i % 12];
-      start = keys > 0 ? random.below(std::max<std::int64_t>(1, keys - std::max<std::int64_t>(0, length) + 1)) : 0;
-      if (i % 4 == 3) start = i % 8 == 3 ? -random.below(5) : std::max<std::int64_t>(0, keys - length / 2);
+      start = keys > 0 ? random.below(std::max<std::int64_t>(
+                             1, keys - std::max<std::int64_t>(0, length) + 1))
+                       : 0;
+      if (i % 4 == 3)
+        start = i % 8 == 3 ? -random.below(5) : std::max<std::int64_t>(0, keys - length / 2);
       end = start + length;
     } else {
-      WINNOW_CHECK("problem", kind == "full", "range must be full, causal, packed or awkward, got \"{}\"", kind);
+      WINNOW_CHECK("problem", kind == "full",
+                   "range must be full, causal, packed or awkward, got \"{}\"", kind);
     }
     starts.as<std::int32_t>()[i] = static_cast<std::int32_t>(start);
     ends.as<std::int32_t>()[i] = static_cast<std::int32_t>(end);
   }
 }
 
-void fill_indices(const std::string& kind, std::int64_t keys, const Tensor& starts, const Tensor& ends,
-                  const Tensor& topk_indices, Random& random) {
+void fill_indices(const std::string& kind, std::int64_t keys, const Tensor& starts,
+                  const Tensor& ends, const Tensor& topk_indices, Random& random) {
   WINNOW_CHECK("problem", kind == "ascending" || kind == "scattered" || kind == "popular",
                "ids must be ascending, scattered or popular, got \"{}\"", kind);
   const std::int64_t topk = topk_indices.shape[1];
@@ -73,16 +78,19 @@ void fill_indices(const std::string& kind, std::int64_t keys, const Tensor& star
     const std::int64_t n = std::min(topk, size);
     const std::int64_t kept = kind == "popular" ? std::min<std::int64_t>(n, 8) : 0;
     for (std::int64_t s = kept; s < n; ++s) {  // a partial shuffle: n distinct ids
-      std::swap(pool[static_cast<std::size_t>(s)], pool[static_cast<std::size_t>(s + random.below(size - s))]);
+      std::swap(pool[static_cast<std::size_t>(s)],
+                pool[static_cast<std::size_t>(s + random.below(size - s))]);
     }
     if (kind != "scattered") std::sort(pool.begin(), pool.begin() + n);
     std::int32_t* ids = topk_indices.as<std::int32_t>() + i * topk;
     for (std::int64_t s = 0; s < topk; ++s) ids[s] = s < n ? pool[static_cast<std::size_t>(s)] : -1;
     if (kind == "scattered") {
-      const std::int32_t outside[] = {-1, static_cast<std::int32_t>(keys), kMin, kMax,
-                                      starts.as<std::int32_t>()[i] - 1, ends.as<std::int32_t>()[i]};
+      const std::int32_t outside[] = {
+          -1,   static_cast<std::int32_t>(keys),  kMin,
+          kMax, starts.as<std::int32_t>()[i] - 1, ends.as<std::int32_t>()[i]};
       for (std::int64_t s = i % 3; s < topk; s += 5) ids[s] = outside[random.below(6)];
-      for (std::int64_t s = 0; s < std::min<std::int64_t>(topk - 1, i % 5 == 0 ? 70 : 0); ++s) ids[s] = -1;
+      for (std::int64_t s = 0; s < std::min<std::int64_t>(topk - 1, i % 5 == 0 ? 70 : 0); ++s)
+        ids[s] = -1;
     }
   }
 }

@@ -16,7 +16,9 @@ class Random {
   std::uint64_t bits();
   double uniform();  // [0, 1)
   double gauss();
-  std::int64_t below(std::int64_t n) { return static_cast<std::int64_t>(bits() % static_cast<std::uint64_t>(n)); }
+  std::int64_t below(std::int64_t n) {
+    return static_cast<std::int64_t>(bits() % static_cast<std::uint64_t>(n));
+  }
 
  private:
   std::uint64_t state_;
@@ -31,14 +33,14 @@ void fill_gauss(const Tensor& t, Random& random, double scale = 1);
 //   packed   three sequences laid end to end, of about 1/2, 1/8 and 3/8 of the keys
 //   awkward  lengths -1, 0, 1, k-1, k, k+1, 15, 16, 17, 63, 64, 65 in turn, at random starts; every
 //            fourth range sticks out of the key space on one side
-void fill_ranges(const std::string& kind, std::int64_t keys, std::int64_t topk, const Tensor& starts,
-                 const Tensor& ends, Random& random);
+void fill_ranges(const std::string& kind, std::int64_t keys, std::int64_t topk,
+                 const Tensor& starts, const Tensor& ends, Random& random);
 
 // Distinct random ids of each row's clamped range, by word:
 //   ascending  as select_topk gives them: ascending, -1 after the last
-//   scattered  in random order, with -1, keys, INT_MIN, INT_MAX and ids just outside the range between
-//   popular    ascending; every row holds the first keys of its range
-void fill_indices(const std::string& kind, std::int64_t keys, const Tensor& starts, const Tensor& ends,
-                  const Tensor& topk_indices, Random& random);
+//   scattered  in random order, with -1, keys, INT_MIN, INT_MAX and ids just outside the range
+//   between popular    ascending; every row holds the first keys of its range
+void fill_indices(const std::string& kind, std::int64_t keys, const Tensor& starts,
+                  const Tensor& ends, const Tensor& topk_indices, Random& random);
 
 }  // namespace winnow::bench

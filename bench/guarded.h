@@ -1,6 +1,6 @@
 // Memory between two pages that must not be touched: reading or writing past either end stops the
-// program at the very instruction. The data ends at the upper guard, so that an overrun by one element
-// is caught.
+// program at the very instruction. The data ends at the upper guard, so that an overrun by one
+// element is caught.
 #pragma once
 
 #include <initializer_list>

@@ -39,9 +39,11 @@ class IndexScoresCase : public Case {
   std::vector<Comparison> compare() override {
     Worst scores("index_scores"), unwritten("past the range");
     const std::int64_t heads = query_.view().shape[1], dim = query_.view().shape[2];
-    // One product and `dim` additions per dot, one product and `heads` additions per score: every term
-    // w q k passes at most dim + heads + 2 roundings. ReLU is 1-Lipschitz, so it adds none.
-    const double relative = args_.index_query.dtype == DType::kF64 ? 1e-12 : gamma(static_cast<double>(dim + heads + 2));
+    // One product and `dim` additions per dot, one product and `heads` additions per score: every
+    // term w q k passes at most dim + heads + 2 roundings. ReLU is 1-Lipschitz, so it adds none.
+    const double relative = args_.index_query.dtype == DType::kF64
+                                ? 1e-12
+                                : gamma(static_cast<double>(dim + heads + 2));
     for (std::int64_t i = 0; i < rows_; ++i) {
       const RowRange range = row_range(starts_, ends_, i, keys_);
       for (std::int64_t t = 0; t < width_; ++t) {
@@ -58,7 +60,8 @@ class IndexScoresCase : public Case {
           }
           magnitude += std::abs(ref::get(weights_, i, h)) * dot;
         }
-        const double truth = ref::index_score(query_, key_, weights_, args_.relu, i, range.start + t);
+        const double truth =
+            ref::index_score(query_, key_, weights_, args_.relu, i, range.start + t);
         scores.add(ref::get(scores_, i, t), truth, relative * magnitude, where);
       }
     }
@@ -67,9 +70,11 @@ class IndexScoresCase : public Case {
 
   Cost cost() const override {
     double pairs = 0;
-    for (std::int64_t i = 0; i < rows_; ++i) pairs += static_cast<double>(row_range(starts_, ends_, i, keys_).length());
+    for (std::int64_t i = 0; i < rows_; ++i)
+      pairs += static_cast<double>(row_range(starts_, ends_, i, keys_).length());
     const Tensor& q = query_;
-    const auto input = static_cast<double>((q.elements() + keys_ * q.shape[2]) * dtype_bytes(q.dtype));
+    const auto input =
+        static_cast<double>((q.elements() + keys_ * q.shape[2]) * dtype_bytes(q.dtype));
     return {2 * pairs * static_cast<double>(q.shape[1] * q.shape[2]), input + 4 * pairs};
   }
 
@@ -82,29 +87,32 @@ class IndexScoresCase : public Case {
 }  // namespace
 
 Operation index_scores_operation() {
-  return {"index_scores",
-          "what the indexer thinks of every visible key",
-          {{"rows", "16", "query rows"},
-           {"keys", "1024", "keys of the key space"},
-           {"index_heads", "64", "indexer heads"},
-           {"index_dim", "128", "channels of a head"},
-           {"width", "-1", "columns of the score matrix; -1: keys"},
-           {"dtype", "f32", "f64, f32, bf16 or f16"},
-           {"range", "full", "full, causal, packed or awkward"},
-           {"relu", "1", "0: identity"},
-           {"seed", "1", "of the data"}},
-          [](const Problem& p) -> std::unique_ptr<Case> { return std::make_unique<IndexScoresCase>(p); },
-          {"index_scores rows=7 keys=300 index_heads=16 index_dim=32",
-           "index_scores rows=5 keys=257 index_heads=64 range=causal dtype=bf16",
-           "index_scores rows=24 keys=200 index_heads=3 index_dim=17 range=awkward",
-           "index_scores rows=25 keys=90 index_heads=1 index_dim=1 range=awkward dtype=f16",
-           "index_scores rows=70 keys=80 index_heads=5 index_dim=40 range=packed relu=0",
-           "index_scores rows=9 keys=64 index_heads=8 index_dim=16 width=37",
-           "index_scores rows=6 keys=50 index_heads=4 index_dim=8 dtype=f64 range=causal",
-           "index_scores rows=0 keys=64 index_heads=8 index_dim=16",
-           "index_scores rows=3 keys=0 index_heads=8 index_dim=16"},
-          {"index_scores rows=16 keys=32768 dtype=bf16", "index_scores rows=16 keys=32768",
-           "index_scores rows=4 keys=32768 dtype=bf16", "index_scores rows=1 keys=32768 dtype=bf16"}};
+  return {
+      "index_scores",
+      "what the indexer thinks of every visible key",
+      {{"rows", "16", "query rows"},
+       {"keys", "1024", "keys of the key space"},
+       {"index_heads", "64", "indexer heads"},
+       {"index_dim", "128", "channels of a head"},
+       {"width", "-1", "columns of the score matrix; -1: keys"},
+       {"dtype", "f32", "f64, f32, bf16 or f16"},
+       {"range", "full", "full, causal, packed or awkward"},
+       {"relu", "1", "0: identity"},
+       {"seed", "1", "of the data"}},
+      [](const Problem& p) -> std::unique_ptr<Case> {
+        return std::make_unique<IndexScoresCase>(p);
+      },
+      {"index_scores rows=7 keys=300 index_heads=16 index_dim=32",
+       "index_scores rows=5 keys=257 index_heads=64 range=causal dtype=bf16",
+       "index_scores rows=24 keys=200 index_heads=3 index_dim=17 range=awkward",
+       "index_scores rows=25 keys=90 index_heads=1 index_dim=1 range=awkward dtype=f16",
+       "index_scores rows=70 keys=80 index_heads=5 index_dim=40 range=packed relu=0",
+       "index_scores rows=9 keys=64 index_heads=8 index_dim=16 width=37",
+       "index_scores rows=6 keys=50 index_heads=4 index_dim=8 dtype=f64 range=causal",
+       "index_scores rows=0 keys=64 index_heads=8 index_dim=16",
+       "index_scores rows=3 keys=0 index_heads=8 index_dim=16"},
+      {"index_scores rows=16 keys=32768 dtype=bf16", "index_scores rows=16 keys=32768",
+       "index_scores rows=4 keys=32768 dtype=bf16", "index_scores rows=1 keys=32768 dtype=bf16"}};
 }
 
 }  // namespace winnow::bench

@@ -60,7 +60,8 @@ DType Problem::dtype() const {
   for (DType d : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
     if (name == dtype_name(d)) return d;
   }
-  fail(Status::kInvalidArgument, "problem", "dtype must be f64, f32, bf16 or f16, got \"{}\"", name);
+  fail(Status::kInvalidArgument, "problem", "dtype must be f64, f32, bf16 or f16, got \"{}\"",
+       name);
 }
 
 }  // namespace winnow::bench

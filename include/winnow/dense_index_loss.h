@@ -1,13 +1,17 @@
-// dense_index_loss: the indexer loss over all visible keys (the warm-up), and its gradients, streamed.
+// dense_index_loss: the indexer loss over all visible keys (the warm-up), and its gradients,
+// streamed.
 //
-//   t[i, j] = sum_h exp(softmax_scale * query[i, h, :] . key[j, h / group, :] - lse[i, h])   j in the range
-//   t^ = t / max(sum_j t, 1e-10)       ln p[i, :] = log_softmax over the range of I[i, :] (index_scores.h)
-//   kl[i] = sum_j t^ * (ln max(t^, 1e-10) - ln p)          g[i, j] = (p - t^) * d_kl
-//   d_index_query, d_index_key, d_index_weights: from g as in index_scores_at_backward.h, over all j
+//   t[i, j] = sum_h exp(softmax_scale * query[i, h, :] . key[j, h / group, :] - lse[i, h])   j in
+//   the range t^ = t / max(sum_j t, 1e-10)       ln p[i, :] = log_softmax over the range of I[i, :]
+//   (index_scores.h) kl[i] = sum_j t^ * (ln max(t^, 1e-10) - ln p)          g[i, j] = (p - t^) *
+//   d_kl d_index_query, d_index_key, d_index_weights: from g as in index_scores_at_backward.h, over
+//   all j
 //
-// - Neither scores nor targets exist as a matrix: they are computed tile by tile, twice. The workspace
+// - Neither scores nor targets exist as a matrix: they are computed tile by tile, twice. The
+// workspace
 //   grows with rows and with the tile, never with rows * keys.
-// - `reduce_target` sees each tile of t before it is used, to sum it over tensor-parallel ranks. Tiles
+// - `reduce_target` sees each tile of t before it is used, to sum it over tensor-parallel ranks.
+// Tiles
 //   come in a fixed order, one at a time, from the calling thread.
 // - An empty row: kl 0, no gradient. Outputs are overwritten, summed in a fixed order, no atomics.
 #pragma once
@@ -24,12 +28,12 @@ struct DenseIndexLossArgs {
   Tensor index_key;      // [keys, index_dim], dtype of index_query
   Tensor index_weights;  // [rows, index_heads] f32 (f64 with f64)
   bool relu = true;
-  Tensor query;   // [rows, heads, dim_qk], of the attention; same dtype
-  Tensor key;     // [keys, kv_heads, dim_qk]
-  Tensor lse;     // f32 (f64 with f64) [rows, heads], of dense attention
+  Tensor query;  // [rows, heads, dim_qk], of the attention; same dtype
+  Tensor key;    // [keys, kv_heads, dim_qk]
+  Tensor lse;    // f32 (f64 with f64) [rows, heads], of dense attention
   double softmax_scale = 0;
-  Tensor starts;  // int32 [rows]
-  Tensor ends;    // int32 [rows]
+  Tensor starts;    // int32 [rows]
+  Tensor ends;      // int32 [rows]
   double d_kl = 1;  // derivative of the caller's loss by each row's kl
   // Sums a contiguous tile [tile rows, tile keys] of t over ranks, in place. Empty: one rank.
   std::function<void(Tensor tile)> reduce_target;

@@ -1,5 +1,5 @@
-// Who runs an operation. Every operation has an ordered list of implementations; the first that does
-// not refuse runs, and the list ends in the double-precision reference, which never refuses.
+// Who runs an operation. Every operation has an ordered list of implementations; the first that
+// does not refuse runs, and the list ends in the double-precision reference, which never refuses.
 // For the answer to one concrete call see `explain(const ...Args&)` beside each operation.
 #pragma once
 
@@ -14,7 +14,8 @@ struct Verdict {
   std::string refusal;         // why it does not run; empty: it would
 };
 
-// The list of an operation, in order, with what each says of one call. The first without a refusal runs.
+// The list of an operation, in order, with what each says of one call. The first without a refusal
+// runs.
 struct Explanation {
   std::string operation;
   std::vector<Verdict> verdicts;

@@ -2,7 +2,8 @@
 //
 //   I[i, j] = sum_h index_weights[i, h] * relu(index_query[i, h, :] . index_key[j, :])
 //
-// - Row i sees the keys [start, end): [starts[i], ends[i]) clamped to the key space. Column t of the row
+// - Row i sees the keys [start, end): [starts[i], ends[i]) clamped to the key space. Column t of
+// the row
 //   is key start + t; an empty range writes nothing.
 // - Columns past the row's range keep what they held; scores past the width are dropped.
 // - Products and both sums are accumulated in f32 (f64 for f64 inputs), in one fixed order: a score
@@ -16,13 +17,14 @@
 namespace winnow {
 
 struct IndexScoresArgs {
-  Tensor index_query;    // [rows, index_heads, index_dim] f64 | f32 | bf16 | f16, after RoPE
-  Tensor index_key;      // [keys, index_dim], dtype of index_query; one key head for all
-  Tensor index_weights;  // [rows, index_heads] f32 (f64 with f64), scaled by heads^-0.5 and dim^-0.5
-  Tensor starts;         // int32 [rows]
-  Tensor ends;           // int32 [rows]
-  bool relu = true;      // false: the identity in place of ReLU
-  Tensor index_scores;   // out: f32 (f64 with f64) [rows, width]
+  Tensor index_query;  // [rows, index_heads, index_dim] f64 | f32 | bf16 | f16, after RoPE
+  Tensor index_key;    // [keys, index_dim], dtype of index_query; one key head for all
+  Tensor
+      index_weights;    // [rows, index_heads] f32 (f64 with f64), scaled by heads^-0.5 and dim^-0.5
+  Tensor starts;        // int32 [rows]
+  Tensor ends;          // int32 [rows]
+  bool relu = true;     // false: the identity in place of ReLU
+  Tensor index_scores;  // out: f32 (f64 with f64) [rows, width]
 };
 
 void index_scores(const IndexScoresArgs& args, Workspace workspace);

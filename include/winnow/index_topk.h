@@ -1,7 +1,8 @@
 // index_topk: scoring and exact selection in one pass; the score matrix never exists.
 //
 // - Equals select_topk(index_scores(...)) of the same implementation, bit for bit, ids and scores.
-// - Keys stream by once; each row keeps its best candidates so far. Extra memory is the workspace, which
+// - Keys stream by once; each row keeps its best candidates so far. Extra memory is the workspace,
+// which
 //   does not grow with the number of keys.
 // - Row ranges, order of ids, ties, NaN and -inf: as in select_topk.h.
 #pragma once
@@ -20,7 +21,7 @@ struct IndexTopkArgs {
   bool relu = true;      // false: the identity in place of ReLU
   Tensor topk_indices;   // out: int32 [rows, topk], topk >= 1
   Tensor topk_lengths;   // out: int32 [rows]
-  Tensor topk_scores;    // out, may be left out: f32 (f64 with f64) [rows, topk], -inf after the last
+  Tensor topk_scores;  // out, may be left out: f32 (f64 with f64) [rows, topk], -inf after the last
 };
 
 void index_topk(const IndexTopkArgs& args, Workspace workspace);

@@ -1,5 +1,5 @@
-// Row ranges: which keys a query row sees. A row is the unit of every operation; causal, batched and
-// packed sequences, chunked prefill and decode differ only in `starts` and `ends`.
+// Row ranges: which keys a query row sees. A row is the unit of every operation; causal, batched
+// and packed sequences, chunked prefill and decode differ only in `starts` and `ends`.
 #pragma once
 
 #include <cstdint>
@@ -13,29 +13,32 @@ struct RowRanges {
   std::int64_t rows() const { return static_cast<std::int64_t>(starts.size()); }
 };
 
-// One sequence whose first `context` keys are already there; row t is position context + t and sees the
-// context + t + 1 keys up to itself (bottom-right alignment). context 0: plain causal.
+// One sequence whose first `context` keys are already there; row t is position context + t and sees
+// the context + t + 1 keys up to itself (bottom-right alignment). context 0: plain causal.
 RowRanges causal_ranges(std::int64_t rows, std::int64_t context = 0);
 
-// Causal sequences laid end to end, rows and keys alike: sequence g owns [cu_seqlens[g], cu_seqlens[g+1]).
-// cu_seqlens must start at 0 and not fall; empty sequences are allowed. Rows from cu_seqlens.back() up
-// to `rows` are padding: empty ranges.
+// Causal sequences laid end to end, rows and keys alike: sequence g owns [cu_seqlens[g],
+// cu_seqlens[g+1]). cu_seqlens must start at 0 and not fall; empty sequences are allowed. Rows from
+// cu_seqlens.back() up to `rows` are padding: empty ranges.
 RowRanges packed_ranges(std::span<const std::int32_t> cu_seqlens, std::int64_t rows);
 
 // A batch of `batch` causal sequences of `length` tokens each: packed sequences of equal length.
 RowRanges batched_ranges(std::int64_t batch, std::int64_t length);
 
-// A run of consecutive rows whose key tiles a kernel may share. `key_begin`, `key_end` cover the ranges
-// of all its rows; row_count 0 is padding. What a kernel computes never depends on the blocks.
+// A run of consecutive rows whose key tiles a kernel may share. `key_begin`, `key_end` cover the
+// ranges of all its rows; row_count 0 is padding. What a kernel computes never depends on the
+// blocks.
 struct RowBlock {
   std::int32_t first_row = 0, row_count = 0;
   std::int32_t key_begin = 0, key_end = 0;
 };
 
-// Cuts rows into runs of at most `rows_per_block` rows with the same start and non-empty ranges (rows of
-// one sequence); empty rows belong to no block. With capacity > 0 the result is padded with empty runs
-// to that many, so that a captured launch can be replayed; more runs than that are an error.
-std::vector<RowBlock> row_blocks(std::span<const std::int32_t> starts, std::span<const std::int32_t> ends,
-                                 std::int64_t rows_per_block, std::int64_t capacity = 0);
+// Cuts rows into runs of at most `rows_per_block` rows with the same start and non-empty ranges
+// (rows of one sequence); empty rows belong to no block. With capacity > 0 the result is padded
+// with empty runs to that many, so that a captured launch can be replayed; more runs than that are
+// an error.
+std::vector<RowBlock> row_blocks(std::span<const std::int32_t> starts,
+                                 std::span<const std::int32_t> ends, std::int64_t rows_per_block,
+                                 std::int64_t capacity = 0);
 
 }  // namespace winnow

@@ -20,7 +20,7 @@ struct SelectTopkArgs {
   Tensor ends;          // int32 [rows]; ends <= starts: an empty row
   Tensor topk_indices;  // out: int32 [rows, topk], key ids of the call's key space, topk >= 1
   Tensor topk_lengths;  // out: int32 [rows], how many are valid
-  Tensor topk_scores;   // out, may be left out: f32 (f64 with f64) [rows, topk], -inf after the last
+  Tensor topk_scores;  // out, may be left out: f32 (f64 with f64) [rows, topk], -inf after the last
 };
 
 void select_topk(const SelectTopkArgs& args, Workspace workspace);

@@ -21,9 +21,9 @@ struct Device {
 
 inline constexpr int kMaxRank = 4;
 
-// Element (i, j, ...) of `data` lies at i * strides[0] + j * strides[1] + ... (in elements, 64 bit).
-// An empty tensor (rank 0) stands for an argument that is left out. Whether an operation reads or
-// writes a tensor is said where the operation is declared.
+// Element (i, j, ...) of `data` lies at i * strides[0] + j * strides[1] + ... (in elements, 64
+// bit). An empty tensor (rank 0) stands for an argument that is left out. Whether an operation
+// reads or writes a tensor is said where the operation is declared.
 struct Tensor {
   void* data = nullptr;
   DType dtype = DType::kF32;

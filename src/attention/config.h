@@ -1,5 +1,5 @@
-// The shape and the conventions of one DSA layer. Conventions that differ between models have no default
-// here: readers of configurations fill them.
+// The shape and the conventions of one DSA layer. Conventions that differ between models have no
+// default here: readers of configurations fill them.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,7 @@ struct IndexerConfig {
   std::int64_t rope_dim = 0;  // rotated channels: the first (MLA) or the last (GQA); 0: none
   nn::RopePairing rope_pairing{};
   bool relu = true;
-  bool hadamard = false;     // rotate index queries and keys after RoPE; index_dim a power of two
+  bool hadamard = false;      // rotate index queries and keys after RoPE; index_dim a power of two
   double k_norm_epsilon = 0;  // of the LayerNorm on the index key
 };
 
@@ -57,9 +57,9 @@ void validate(const AttentionConfig& config);
 
 // What the layer attends to.
 enum class AttentionMode {
-  kDense,    // all visible keys; the indexer does not run
-  kWarmup,   // all visible keys; the indexer learns from the dense loss
-  kSparse,   // the indexer's selection; it learns from the sparse loss
+  kDense,   // all visible keys; the indexer does not run
+  kWarmup,  // all visible keys; the indexer learns from the dense loss
+  kSparse,  // the indexer's selection; it learns from the sparse loss
 };
 
 }  // namespace winnow::attention

@@ -22,7 +22,9 @@ class Array {
   Array clone() const;
 
   const Tensor& view() const { return view_; }
-  operator const Tensor&() const { return view_; }  // NOLINT: an array is its view wherever one is asked for
+  operator const Tensor&() const {
+    return view_;
+  }  // NOLINT: an array is its view wherever one is asked for
   template <class T>
   T* as() const {
     return view_.as<T>();

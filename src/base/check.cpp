@@ -43,7 +43,8 @@ void check_shape(std::string_view operation, const char* name, const Tensor& t,
   if (ok) return;
   std::string wanted;
   for (std::int64_t extent : shape) {
-    wanted += (wanted.empty() ? "" : ", ") + (extent < 0 ? std::string("any") : fmt::format("{}", extent));
+    wanted += (wanted.empty() ? "" : ", ") +
+              (extent < 0 ? std::string("any") : fmt::format("{}", extent));
   }
   fail(Status::kInvalidArgument, operation, "{} must be {} = [{}], got {}", name, layout, wanted,
        shape_text(t));
@@ -69,7 +70,8 @@ void check_unit_stride(std::string_view operation, const char* name, const Tenso
 void check_no_overlap(std::string_view operation, const char* name, const Tensor& output,
                       const char* other_name, const Tensor& other) {
   const Span a = span_of(output), b = span_of(other);
-  WINNOW_CHECK(operation, a.last <= b.first || b.last <= a.first || a.first == a.last || b.first == b.last,
+  WINNOW_CHECK(operation,
+               a.last <= b.first || b.last <= a.first || a.first == a.last || b.first == b.last,
                "{} must not share memory with {}, but they overlap", name, other_name);
 }
 

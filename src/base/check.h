@@ -21,8 +21,8 @@ std::string shape_text(const Tensor& t);  // "f32 [4, 16]"
 
 }  // namespace winnow
 
-#define WINNOW_CHECK(operation, condition, ...)                                 \
-  do {                                                                          \
+#define WINNOW_CHECK(operation, condition, ...)                                                   \
+  do {                                                                                            \
     if (!(condition)) ::winnow::fail(::winnow::Status::kInvalidArgument, operation, __VA_ARGS__); \
   } while (0)
 

@@ -14,12 +14,13 @@ CpuFeatures detect() {
   __builtin_cpu_init();
   f.avx2 = __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 &&
            __builtin_cpu_supports("bmi") != 0 && __builtin_cpu_supports("bmi2") != 0;
-  f.avx512_bf16 = f.avx2 && __builtin_cpu_supports("avx512f") != 0 &&
-                  __builtin_cpu_supports("avx512bf16") != 0;
+  f.avx512_bf16 =
+      f.avx2 && __builtin_cpu_supports("avx512f") != 0 && __builtin_cpu_supports("avx512bf16") != 0;
 #endif
   std::ifstream info("/proc/cpuinfo");
   for (std::string line; std::getline(info, line);) {
-    if (f.model.empty() && line.rfind("model name", 0) == 0) f.model = line.substr(line.find(':') + 2);
+    if (f.model.empty() && line.rfind("model name", 0) == 0)
+      f.model = line.substr(line.find(':') + 2);
     if (line.rfind("flags", 0) == 0) {
       f.amx_bf16 = f.avx512_bf16 && line.find(" amx_bf16") != std::string::npos;
       f.avx2 = f.avx2 && line.find(" f16c") != std::string::npos;

@@ -86,7 +86,8 @@ std::string detail::refuse_by_user(std::string_view operation, std::string_view 
   Choices& c = choices();
   const std::shared_lock lock(c.mutex);
   if (!c.any) return "";
-  if (const auto pin = c.pins.find(operation); pin != c.pins.end() && pin->second != implementation) {
+  if (const auto pin = c.pins.find(operation);
+      pin != c.pins.end() && pin->second != implementation) {
     return fmt::format("{} is pinned to {}", operation, pin->second);
   }
   for (const std::string_view scope : {operation, std::string_view("*")}) {

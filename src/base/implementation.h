@@ -1,8 +1,8 @@
 // Ordered implementation lists: who runs an operation, and why the others do not.
 //
-// Each folder that implements an operation exports one `Implementation<Args>`; src/ops lists them in
-// order and calls `run_first`. A refusal depends on shapes, dtypes, strides and the device only, never
-// on an address or a value, so it can be asked before memory exists.
+// Each folder that implements an operation exports one `Implementation<Args>`; src/ops lists them
+// in order and calls `run_first`. A refusal depends on shapes, dtypes, strides and the device only,
+// never on an address or a value, so it can be asked before memory exists.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +18,11 @@ namespace winnow {
 
 template <class Args>
 struct Implementation {
-  const char* name;                                // "cpu.avx2"
-  std::string (*refuse)(const Args&);              // "" accepts; otherwise a sentence without a full stop
-  std::int64_t (*workspace_bytes)(const Args&);    // exact need of run; pointers may be null here
-  void (*run)(const Args&, Workspace workspace);   // arguments are checked, workspace is large enough
+  const char* name;                    // "cpu.avx2"
+  std::string (*refuse)(const Args&);  // "" accepts; otherwise a sentence without a full stop
+  std::int64_t (*workspace_bytes)(const Args&);  // exact need of run; pointers may be null here
+  void (*run)(const Args&,
+              Workspace workspace);  // arguments are checked, workspace is large enough
 };
 
 namespace detail {
@@ -48,7 +49,8 @@ const Implementation<Args>& first_accepting(const char* operation,
                                             const Implementation<Args>* const (&list)[N],
                                             const Args& args) {
   for (const Implementation<Args>* candidate : list) {
-    if (detail::refuse_by_user(operation, candidate->name).empty() && candidate->refuse(args).empty()) {
+    if (detail::refuse_by_user(operation, candidate->name).empty() &&
+        candidate->refuse(args).empty()) {
       return *candidate;
     }
   }
@@ -67,8 +69,8 @@ std::int64_t workspace_bytes_of(const char* operation, const Implementation<Args
 
 // Runs the first that accepts. Arguments must have been checked before.
 template <class Args, std::size_t N>
-void run_first(const char* operation, const Implementation<Args>* const (&list)[N], const Args& args,
-               Workspace workspace) {
+void run_first(const char* operation, const Implementation<Args>* const (&list)[N],
+               const Args& args, Workspace workspace) {
   const Implementation<Args>& chosen = first_accepting(operation, list, args);
   const std::int64_t need = chosen.workspace_bytes(args);
   WINNOW_CHECK(operation, workspace.bytes >= need && (need == 0 || workspace.data != nullptr),

@@ -15,7 +15,9 @@ struct Log {
   Log() {
     const char* wanted = std::getenv("WINNOW_LOG");
     if (wanted != nullptr && std::string(wanted) == "1") {
-      sink = [](const std::string& message) { std::fprintf(stderr, "winnow: %s\n", message.c_str()); };
+      sink = [](const std::string& message) {
+        std::fprintf(stderr, "winnow: %s\n", message.c_str());
+      };
     }
   }
 };

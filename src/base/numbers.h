@@ -45,7 +45,8 @@ inline F16 to_f16(float x) {
   if (magnitude >= 0x47800000u) return {static_cast<std::uint16_t>(sign | 0x7c00u)};  // >= 65536
   if (magnitude < 0x38800000u) {  // below 2^-14: the sum aligns the fraction, rounding to even
     const float aligned = std::bit_cast<float>(magnitude) + 0.5f;
-    return {static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(aligned) - 0x3f000000u))};
+    return {
+        static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(aligned) - 0x3f000000u))};
   }
   const std::uint32_t rounded = magnitude + 0xfffu + ((magnitude >> 13) & 1u);
   return {static_cast<std::uint16_t>(sign | ((rounded - 0x38000000u) >> 13))};
@@ -54,9 +55,12 @@ inline F16 to_f16(float x) {
 template <class T>
 inline T from_double(double x) {
   if constexpr (sizeof(T) == 8) return x;
-  // Through float: double rounding can differ from a direct rounding by one unit of the 16-bit type.
-  else if constexpr (sizeof(T) == 4) return static_cast<float>(x);
-  else if constexpr (std::is_same_v<T, F16>) return to_f16(static_cast<float>(x));
+  // Through float: double rounding can differ from a direct rounding by one unit of the 16-bit
+  // type.
+  else if constexpr (sizeof(T) == 4)
+    return static_cast<float>(x);
+  else if constexpr (std::is_same_v<T, F16>)
+    return to_f16(static_cast<float>(x));
   else
     return to_bf16(static_cast<float>(x));
 }
@@ -93,7 +97,8 @@ struct DTypeOf<std::int64_t> {
   static constexpr DType value = DType::kI64;
 };
 
-// Calls f with a value of the C++ type of a floating dtype: with_float(t.dtype, [&]<class T>(T) {...}).
+// Calls f with a value of the C++ type of a floating dtype: with_float(t.dtype, [&]<class T>(T)
+// {...}).
 template <class F>
 decltype(auto) with_float(DType dtype, F&& f) {
   switch (dtype) {
@@ -105,7 +110,8 @@ decltype(auto) with_float(DType dtype, F&& f) {
 }
 
 inline bool is_float(DType dtype) {
-  return dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kBF16 || dtype == DType::kF16;
+  return dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kBF16 ||
+         dtype == DType::kF16;
 }
 
 // One element of a floating tensor as double, by its address.

@@ -126,8 +126,8 @@ int num_threads() {
 }
 
 void set_num_threads(int threads) {
-  WINNOW_CHECK("threads", threads >= 1 && threads <= kMaxThreads, "threads must be from 1 to {}, got {}",
-               kMaxThreads, threads);
+  WINNOW_CHECK("threads", threads >= 1 && threads <= kMaxThreads,
+               "threads must be from 1 to {}, got {}", kMaxThreads, threads);
   wanted_threads.store(threads, std::memory_order_relaxed);
 }
 

@@ -4,7 +4,8 @@
 
 namespace winnow {
 
-Parameter& ParameterList::add(std::string name, std::initializer_list<std::int64_t> shape, DType dtype) {
+Parameter& ParameterList::add(std::string name, std::initializer_list<std::int64_t> shape,
+                              DType dtype) {
   WINNOW_CHECK("parameters", find(name) == nullptr, "names must be unique, got \"{}\" twice", name);
   all_.push_back(std::make_unique<Parameter>());
   Parameter& p = *all_.back();

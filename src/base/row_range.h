@@ -14,7 +14,8 @@ struct RowRange {
 };
 
 // Row i of int32 `starts` and `ends`, clamped to [0, keys).
-inline RowRange row_range(const Tensor& starts, const Tensor& ends, std::int64_t row, std::int64_t keys) {
+inline RowRange row_range(const Tensor& starts, const Tensor& ends, std::int64_t row,
+                          std::int64_t keys) {
   std::int64_t start = starts.as<std::int32_t>()[row * starts.strides[0]];
   std::int64_t end = ends.as<std::int32_t>()[row * ends.strides[0]];
   if (start < 0) start = 0;

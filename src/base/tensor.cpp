@@ -50,7 +50,8 @@ bool Tensor::contiguous() const {
 
 Tensor Tensor::rows(std::int64_t first, std::int64_t count) const {
   WINNOW_CHECK("tensor", rank > 0 && first >= 0 && count >= 0 && first + count <= shape[0],
-               "rows [{}, {}) must lie in the first axis of {} rows", first, first + count, shape[0]);
+               "rows [{}, {}) must lie in the first axis of {} rows", first, first + count,
+               shape[0]);
   Tensor view = *this;
   view.data = static_cast<char*>(data) + first * strides[0] * dtype_bytes(dtype);
   view.shape[0] = count;
@@ -79,8 +80,8 @@ Tensor Tensor::reshape(std::initializer_list<std::int64_t> new_shape) const {
   Tensor view = make_tensor(data, dtype, new_shape);
   view.device = device;
   WINNOW_CHECK("tensor", contiguous() && view.elements() == elements(),
-               "a reshape needs contiguous data and as many elements, got {} for {}", view.elements(),
-               elements());
+               "a reshape needs contiguous data and as many elements, got {} for {}",
+               view.elements(), elements());
   return view;
 }
 

@@ -1,12 +1,12 @@
 // Eight-lane vectors, the same source for every instruction set.
 //
-// Each file of src/cpu is compiled once per instruction set, in the namespace winnow::cpu::WINNOW_ISA
-// (portable, avx2). Rules that keep the copies apart: all code lives in that namespace, and nothing from
-// the standard library that is more than a trivial inline is used, so that no function compiled for
-// AVX2 can be picked by the linker where a plain one is meant.
+// Each file of src/cpu is compiled once per instruction set, in the namespace
+// winnow::cpu::WINNOW_ISA (portable, avx2). Rules that keep the copies apart: all code lives in
+// that namespace, and nothing from the standard library that is more than a trivial inline is used,
+// so that no function compiled for AVX2 can be picked by the linker where a plain one is meant.
 //
-// Arithmetic is written out: the build has -ffp-contract=off, and `fma` is one fused operation where the
-// processor has it (AVX2) and a multiplication and an addition in portable code.
+// Arithmetic is written out: the build has -ffp-contract=off, and `fma` is one fused operation
+// where the processor has it (AVX2) and a multiplication and an addition in portable code.
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,8 @@
 namespace winnow::cpu::WINNOW_ISA {
 
 using F8 = float __attribute__((vector_size(32)));
-using I8 = std::int32_t __attribute__((vector_size(32)));  // also the result of comparing F8: 0 or -1
+using I8 =
+    std::int32_t __attribute__((vector_size(32)));  // also the result of comparing F8: 0 or -1
 
 WINNOW_INLINE F8 zero8() { return F8{}; }
 WINNOW_INLINE F8 splat(float x) { return F8{x, x, x, x, x, x, x, x}; }
@@ -65,13 +66,20 @@ WINNOW_INLINE float fma(float a, float b, float c) { return __builtin_fmaf(a, b,
 WINNOW_INLINE F8 relu8(F8 x) { return _mm256_max_ps(_mm256_setzero_ps(), x); }
 WINNOW_INLINE F8 max8(F8 a, F8 b) { return _mm256_max_ps(a, b); }  // b where either is NaN
 WINNOW_INLINE F8 min8(F8 a, F8 b) { return _mm256_min_ps(a, b); }  // b where either is NaN
-WINNOW_INLINE F8 round8(F8 x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+WINNOW_INLINE F8 round8(F8 x) {
+  return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
 WINNOW_INLINE I8 to_int8(F8 x) { return reinterpret_cast<I8>(_mm256_cvtps_epi32(x)); }
 WINNOW_INLINE unsigned lane_mask(I8 x) {
-  return static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(reinterpret_cast<__m256i>(x))));
+  return static_cast<unsigned>(
+      _mm256_movemask_ps(_mm256_castsi256_ps(reinterpret_cast<__m256i>(x))));
 }
-WINNOW_INLINE void prefetch_l1(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0); }
-WINNOW_INLINE void prefetch_l2(const void* p) { _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1); }
+WINNOW_INLINE void prefetch_l1(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T0);
+}
+WINNOW_INLINE void prefetch_l2(const void* p) {
+  _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
+}
 #else
 WINNOW_INLINE F8 load(const BF16* p) {
   F8 v;
@@ -88,7 +96,8 @@ WINNOW_INLINE float fma(float a, float b, float c) { return a * b + c; }
 WINNOW_INLINE F8 relu8(F8 x) { return x < zero8() ? zero8() : x; }
 WINNOW_INLINE F8 max8(F8 a, F8 b) { return a > b ? a : b; }
 WINNOW_INLINE F8 min8(F8 a, F8 b) { return a < b ? a : b; }
-WINNOW_INLINE F8 round8(F8 x) {  // |x| < 2^22: adding 1.5 * 2^23 leaves no fraction bit, round to even
+WINNOW_INLINE F8
+round8(F8 x) {  // |x| < 2^22: adding 1.5 * 2^23 leaves no fraction bit, round to even
   const F8 magic = splat(12582912.f);
   return (x + magic) - magic;
 }
@@ -102,7 +111,8 @@ WINNOW_INLINE void prefetch_l1(const void* p) { __builtin_prefetch(p, 0, 3); }
 WINNOW_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 #endif
 
-// Sum and maximum over lanes in one fixed tree: (0+4, 1+5, 2+6, 3+7), then pairs two apart, then one.
+// Sum and maximum over lanes in one fixed tree: (0+4, 1+5, 2+6, 3+7), then pairs two apart, then
+// one.
 WINNOW_INLINE float sum8(F8 v) {
   const float a = v[0] + v[4], b = v[1] + v[5], c = v[2] + v[6], d = v[3] + v[7];
   return (a + c) + (b + d);
@@ -113,9 +123,9 @@ WINNOW_INLINE float maximum8(F8 v) {
   return m;
 }
 
-// exp for any float: x = n ln 2 + r, degree-6 polynomial in r, then two exact scalings, so subnormal
-// results are kept. Largest error 1 ulp (+ double rounding among subnormals). exp(-inf) = 0 up to the
-// smallest subnormal's half; NaN stays NaN.
+// exp for any float: x = n ln 2 + r, degree-6 polynomial in r, then two exact scalings, so
+// subnormal results are kept. Largest error 1 ulp (+ double rounding among subnormals). exp(-inf) =
+// 0 up to the smallest subnormal's half; NaN stays NaN.
 WINNOW_INLINE F8 exp8(F8 x) {
   const F8 clamped = min8(splat(89.f), max8(splat(-104.f), x));  // second operand survives NaN
   const F8 n = round8(clamped * splat(1.44269504088896341f));

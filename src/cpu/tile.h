@@ -3,10 +3,10 @@
 //   panel [K][16] f32: 16 columns (keys, output features, value channels) side by side for each k
 //   tile  [K][MR] f32: MR <= 6 rows side by side for each k
 //
-// 6 x 16 is 12 accumulators, 2 panel vectors and 1 broadcast: 15 of AVX2's 16 registers; 8 loads and 12
-// FMAs per k, so the FMA units bound it.
-// Order of every sum: one FMA chain per element, k ascending from +0. Neither MR, nor the panel, nor the
-// number of rows or threads enters, so any tiling gives the same bits.
+// 6 x 16 is 12 accumulators, 2 panel vectors and 1 broadcast: 15 of AVX2's 16 registers; 8 loads
+// and 12 FMAs per k, so the FMA units bound it. Order of every sum: one FMA chain per element, k
+// ascending from +0. Neither MR, nor the panel, nor the number of rows or threads enters, so any
+// tiling gives the same bits.
 #pragma once
 
 #include "cpu/simd.h"
@@ -48,8 +48,8 @@ WINNOW_INLINE void transpose8(F8 (&r)[8]) {
 #endif
 }
 
-// 16 rows of length K -> panel [K][16]. Spare lanes repeat a valid row: no lane reads another lane, and
-// a test per row inside this loop costs 10 % of an attention call.
+// 16 rows of length K -> panel [K][16]. Spare lanes repeat a valid row: no lane reads another lane,
+// and a test per row inside this loop costs 10 % of an attention call.
 template <class T>
 WINNOW_INLINE void pack_panel(const T* const* row, std::int64_t K, float* out) {
   auto step = [&](std::int64_t k, int group) __attribute__((always_inline)) {
@@ -81,8 +81,8 @@ WINNOW_INLINE void pack_panel(const T* const* row, std::int64_t K, float* out) {
 
 // `valid` (>= 1) rows that lie `stride` elements apart; the spare ones repeat the last.
 template <class T>
-WINNOW_INLINE void pack_panel(const T* base, std::int64_t stride, std::int64_t valid, std::int64_t K,
-                              float* out) {
+WINNOW_INLINE void pack_panel(const T* base, std::int64_t stride, std::int64_t valid,
+                              std::int64_t K, float* out) {
   const T* row[kPanel];
   for (int i = 0; i < kPanel; ++i) row[i] = base + min64(i, valid - 1) * stride;
   pack_panel(row, K, out);
@@ -90,7 +90,8 @@ WINNOW_INLINE void pack_panel(const T* base, std::int64_t stride, std::int64_t v
 
 // mr rows -> tile [K][mr]. Writes up to 8 floats past its end: give the buffer that slack.
 template <class T>
-WINNOW_INLINE void pack_tile(const T* base, std::int64_t stride, int mr, std::int64_t K, float* out) {
+WINNOW_INLINE void pack_tile(const T* base, std::int64_t stride, int mr, std::int64_t K,
+                             float* out) {
   std::int64_t k = 0;
   for (; k + 8 <= K; k += 8) {
     F8 r[8];
@@ -98,7 +99,8 @@ WINNOW_INLINE void pack_tile(const T* base, std::int64_t stride, int mr, std::in
     for (int i = 0; i < 8; ++i) r[i] = i < mr ? load(base + i * stride + k) : zero8();
     transpose8(r);
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) store(out + (k + i) * mr, r[i]);  // ascending: the overlap is rewritten
+    for (int i = 0; i < 8; ++i)
+      store(out + (k + i) * mr, r[i]);  // ascending: the overlap is rewritten
   }
   for (; k < K; ++k) {
     for (int i = 0; i < mr; ++i) out[k * mr + i] = to_float(base[i * stride + k]);
@@ -118,8 +120,8 @@ struct Tiles {
 
 // acc[r][v] += sum_k A(k, r) * panel[k][v], A(k, r) = a[k * a_k + r * a_r].
 template <int MR>
-WINNOW_INLINE void multiply_tile(const float* a, std::int64_t a_k, std::int64_t a_r, const float* panel,
-                                 std::int64_t K, F8 (&acc)[MR][2]) {
+WINNOW_INLINE void multiply_tile(const float* a, std::int64_t a_k, std::int64_t a_r,
+                                 const float* panel, std::int64_t K, F8 (&acc)[MR][2]) {
 #pragma GCC unroll 4
   for (std::int64_t k = 0; k < K; ++k) {
     const F8 b0 = load(panel), b1 = load(panel + 8);
@@ -147,8 +149,8 @@ WINNOW_INLINE void with_rows(int mr, F&& f) {
   }
 }
 
-// Prefetch cursor over at most 16 rows, a few lines per step between runs of FMAs. One burst per row
-// fills the miss buffers and stalls the kernel; spread out, a gather costs almost nothing.
+// Prefetch cursor over at most 16 rows, a few lines per step between runs of FMAs. One burst per
+// row fills the miss buffers and stalls the kernel; spread out, a gather costs almost nothing.
 struct Prefetcher {
   const char* row[kPanel];
   int count = 0, at = 0;

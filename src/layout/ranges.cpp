@@ -1,9 +1,8 @@
-#include "winnow/layout.h"
-
 #include <algorithm>
 #include <limits>
 
 #include "base/check.h"
+#include "winnow/layout.h"
 
 namespace winnow {
 namespace {
@@ -46,23 +45,28 @@ RowRanges packed_ranges(std::span<const std::int32_t> cu_seqlens, std::int64_t r
 
 RowRanges batched_ranges(std::int64_t batch, std::int64_t length) {
   WINNOW_CHECK("layout", batch >= 0 && length >= 0 && (length == 0 || batch <= kMaxId / length),
-               "batch and length must be >= 0 and their product below 2^31, got {} and {}", batch, length);
+               "batch and length must be >= 0 and their product below 2^31, got {} and {}", batch,
+               length);
   std::vector<std::int32_t> cu_seqlens;
-  for (std::int64_t g = 0; g <= batch; ++g) cu_seqlens.push_back(static_cast<std::int32_t>(g * length));
+  for (std::int64_t g = 0; g <= batch; ++g)
+    cu_seqlens.push_back(static_cast<std::int32_t>(g * length));
   return packed_ranges(cu_seqlens, batch * length);
 }
 
-std::vector<RowBlock> row_blocks(std::span<const std::int32_t> starts, std::span<const std::int32_t> ends,
-                                 std::int64_t rows_per_block, std::int64_t capacity) {
-  WINNOW_CHECK("layout", starts.size() == ends.size(), "starts and ends must be as long, got {} and {}",
-               starts.size(), ends.size());
-  WINNOW_CHECK("layout", rows_per_block >= 1, "rows_per_block must be at least 1, got {}", rows_per_block);
+std::vector<RowBlock> row_blocks(std::span<const std::int32_t> starts,
+                                 std::span<const std::int32_t> ends, std::int64_t rows_per_block,
+                                 std::int64_t capacity) {
+  WINNOW_CHECK("layout", starts.size() == ends.size(),
+               "starts and ends must be as long, got {} and {}", starts.size(), ends.size());
+  WINNOW_CHECK("layout", rows_per_block >= 1, "rows_per_block must be at least 1, got {}",
+               rows_per_block);
   std::vector<RowBlock> blocks;
   for (std::size_t row = 0; row < starts.size(); ++row) {
     if (ends[row] <= starts[row]) continue;
-    const bool joins = !blocks.empty() && blocks.back().row_count < rows_per_block &&
-                       blocks.back().key_begin == starts[row] &&
-                       static_cast<std::size_t>(blocks.back().first_row + blocks.back().row_count) == row;
+    const bool joins =
+        !blocks.empty() && blocks.back().row_count < rows_per_block &&
+        blocks.back().key_begin == starts[row] &&
+        static_cast<std::size_t>(blocks.back().first_row + blocks.back().row_count) == row;
     if (!joins) blocks.push_back({static_cast<std::int32_t>(row), 0, starts[row], ends[row]});
     ++blocks.back().row_count;
     blocks.back().key_end = std::max(blocks.back().key_end, ends[row]);

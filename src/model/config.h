@@ -17,8 +17,9 @@ struct ModelConfig {
   attention::AttentionConfig attention;
 };
 
-// Keys are the field names above, with "attention" and "attention.indexer" as nested objects. Unknown keys
-// are refused by name with the nearest valid one; missing required keys and broken rules by name and value.
+// Keys are the field names above, with "attention" and "attention.indexer" as nested objects.
+// Unknown keys are refused by name with the nearest valid one; missing required keys and broken
+// rules by name and value.
 ModelConfig read_model_config(const nlohmann::json& json);
 nlohmann::json write_model_config(const ModelConfig& config);
 

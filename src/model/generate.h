@@ -1,4 +1,5 @@
-// Text from a model, one token at a time, over a cache of latents (or keys and values) and index keys.
+// Text from a model, one token at a time, over a cache of latents (or keys and values) and index
+// keys.
 #pragma once
 
 #include <cstdint>
@@ -20,8 +21,8 @@ struct GenerateOptions {
   std::function<bool(std::int32_t token, std::span<const float> log_probabilities)> on_token;
 };
 
-// The generated tokens, prompt not included. The prompt is at least one token; prompt and generation
-// together at most config.attention.max_positions.
+// The generated tokens, prompt not included. The prompt is at least one token; prompt and
+// generation together at most config.attention.max_positions.
 std::vector<std::int32_t> generate(Transformer& model, std::span<const std::int32_t> prompt,
                                    const GenerateOptions& options);
 

@@ -1,8 +1,11 @@
-// matmul: C = A . B, or C += A . B, on the register-tiled kernel that the indexer's scorer uses too.
+// matmul: C = A . B, or C += A . B, on the register-tiled kernel that the indexer's scorer uses
+// too.
 //
-// - A [M, K], B [K, N], C [M, N], all f32 or all f64; any strides, so a transposed view is a transposed
+// - A [M, K], B [K, N], C [M, N], all f32 or all f64; any strides, so a transposed view is a
+// transposed
 //   operand. Fast where one axis of A and of B has stride 1 and C's last axis has.
-// - Every element is one FMA chain over k ascending (from +0, or from C's value when accumulating): it
+// - Every element is one FMA chain over k ascending (from +0, or from C's value when accumulating):
+// it
 //   depends on its row of A, its column of B and K only, never on M, N, the tiling or the threads.
 #pragma once
 
@@ -15,8 +18,8 @@ void matmul(const Tensor& a, const Tensor& b, const Tensor& c, bool accumulate =
 // y [rows, out] = x [rows, in] . weight [out, in]^T. Leading axes of x and y are rows.
 void linear(const Tensor& x, const Tensor& weight, const Tensor& y);
 
-// d_x = d_y . weight (may be left out; added to d_x where accumulate_x), d_weight += d_y^T . x (may be
-// left out).
+// d_x = d_y . weight (may be left out; added to d_x where accumulate_x), d_weight += d_y^T . x (may
+// be left out).
 void linear_backward(const Tensor& x, const Tensor& weight, const Tensor& d_y, const Tensor& d_x,
                      const Tensor& d_weight, bool accumulate_x = false);
 

@@ -1,4 +1,5 @@
-// SwiGLU, addition, the Hadamard rotation: element by element or row by row; f32 or f64, contiguous.
+// SwiGLU, addition, the Hadamard rotation: element by element or row by row; f32 or f64,
+// contiguous.
 #pragma once
 
 #include "winnow/tensor.h"
@@ -13,8 +14,8 @@ void swiglu_backward(const Tensor& gate, const Tensor& up, const Tensor& d_y, co
 // y += x
 void add(const Tensor& x, const Tensor& y);
 
-// x <- x . H * dim^-0.5 on the last axis, H the Sylvester matrix in natural order; dim a power of two.
-// Symmetric and orthogonal: it is its own inverse and its own backward.
+// x <- x . H * dim^-0.5 on the last axis, H the Sylvester matrix in natural order; dim a power of
+// two. Symmetric and orthogonal: it is its own inverse and its own backward.
 void hadamard(const Tensor& x);
 
 }  // namespace winnow::nn

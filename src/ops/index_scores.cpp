@@ -8,8 +8,7 @@ namespace winnow {
 namespace {
 
 constexpr char kName[] = "index_scores";
-constexpr const Implementation<IndexScoresArgs>* kList[] = {
-    &ref::index_scores_implementation};
+constexpr const Implementation<IndexScoresArgs>* kList[] = {&ref::index_scores_implementation};
 
 void check(const IndexScoresArgs& a) {
   ops::check_indexer(kName, a.index_query, a.index_key, a.index_weights, a.starts, a.ends);

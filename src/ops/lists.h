@@ -1,23 +1,24 @@
 // The implementations that this build has, for the ordered lists of src/ops: the fastest first.
 //
-// src/cpu is compiled once per instruction set; each copy exports one Implementation per operation in
-// its own namespace.
+// src/cpu is compiled once per instruction set; each copy exports one Implementation per operation
+// in its own namespace.
 #pragma once
 
 #include "ref/implementations.h"
 
-#define WINNOW_DECLARE_CPU(isa)                                                                    \
-  namespace winnow::cpu::isa {                                                                     \
-  extern const Implementation<IndexScoresArgs> index_scores_implementation;                        \
-  extern const Implementation<SelectTopkArgs> select_topk_implementation;                          \
-  extern const Implementation<IndexTopkArgs> index_topk_implementation;                            \
-  extern const Implementation<SparseAttentionArgs> sparse_attention_implementation;                \
-  extern const Implementation<SparseAttentionBackwardArgs> sparse_attention_backward_implementation; \
-  extern const Implementation<AttentionTargetArgs> attention_target_implementation;                \
-  extern const Implementation<IndexLossArgs> index_loss_implementation;                            \
-  extern const Implementation<IndexScoresAtArgs> index_scores_at_implementation;                   \
-  extern const Implementation<IndexScoresAtBackwardArgs> index_scores_at_backward_implementation;  \
-  extern const Implementation<DenseIndexLossArgs> dense_index_loss_implementation;                 \
+#define WINNOW_DECLARE_CPU(isa)                                                                   \
+  namespace winnow::cpu::isa {                                                                    \
+  extern const Implementation<IndexScoresArgs> index_scores_implementation;                       \
+  extern const Implementation<SelectTopkArgs> select_topk_implementation;                         \
+  extern const Implementation<IndexTopkArgs> index_topk_implementation;                           \
+  extern const Implementation<SparseAttentionArgs> sparse_attention_implementation;               \
+  extern const Implementation<SparseAttentionBackwardArgs>                                        \
+      sparse_attention_backward_implementation;                                                   \
+  extern const Implementation<AttentionTargetArgs> attention_target_implementation;               \
+  extern const Implementation<IndexLossArgs> index_loss_implementation;                           \
+  extern const Implementation<IndexScoresAtArgs> index_scores_at_implementation;                  \
+  extern const Implementation<IndexScoresAtBackwardArgs> index_scores_at_backward_implementation; \
+  extern const Implementation<DenseIndexLossArgs> dense_index_loss_implementation;                \
   }
 
 WINNOW_DECLARE_CPU(portable)

@@ -4,7 +4,8 @@
 
 namespace winnow::ops {
 
-void check_ranges(const char* operation, const Tensor& starts, const Tensor& ends, std::int64_t rows) {
+void check_ranges(const char* operation, const Tensor& starts, const Tensor& ends,
+                  std::int64_t rows) {
   check_shape(operation, "starts", starts, {rows}, "[rows]");
   check_shape(operation, "ends", ends, {rows}, "[rows]");
   check_dtype(operation, "starts", starts, {DType::kI32});
@@ -13,11 +14,15 @@ void check_ranges(const char* operation, const Tensor& starts, const Tensor& end
 
 void check_indexer(const char* operation, const Tensor& index_query, const Tensor& index_key,
                    const Tensor& index_weights, const Tensor& starts, const Tensor& ends) {
-  check_shape(operation, "index_query", index_query, {-1, -1, -1}, "[rows, index_heads, index_dim]");
-  const std::int64_t rows = index_query.shape[0], heads = index_query.shape[1], dim = index_query.shape[2];
-  check_dtype(operation, "index_query", index_query, {DType::kF64, DType::kF32, DType::kBF16, DType::kF16});
+  check_shape(operation, "index_query", index_query, {-1, -1, -1},
+              "[rows, index_heads, index_dim]");
+  const std::int64_t rows = index_query.shape[0], heads = index_query.shape[1],
+                     dim = index_query.shape[2];
+  check_dtype(operation, "index_query", index_query,
+              {DType::kF64, DType::kF32, DType::kBF16, DType::kF16});
   WINNOW_CHECK(operation, heads >= 1 && dim >= 1,
-               "index_query needs at least one head and one channel, got {}", shape_text(index_query));
+               "index_query needs at least one head and one channel, got {}",
+               shape_text(index_query));
   check_shape(operation, "index_key", index_key, {-1, dim}, "[keys, index_dim]");
   check_dtype(operation, "index_key", index_key, {index_query.dtype});
   check_shape(operation, "index_weights", index_weights, {rows, heads}, "[rows, index_heads]");
@@ -25,8 +30,8 @@ void check_indexer(const char* operation, const Tensor& index_query, const Tenso
   check_ranges(operation, starts, ends, rows);
 }
 
-void check_attention(const char* operation, const Tensor& query, const Tensor& key, const Tensor& starts,
-                     const Tensor& ends, double softmax_scale) {
+void check_attention(const char* operation, const Tensor& query, const Tensor& key,
+                     const Tensor& starts, const Tensor& ends, double softmax_scale) {
   check_shape(operation, "query", query, {-1, -1, -1}, "[rows, heads, dim_qk]");
   check_dtype(operation, "query", query, {DType::kF64, DType::kF32, DType::kBF16, DType::kF16});
   check_shape(operation, "key", key, {-1, -1, query.shape[2]}, "[keys, kv_heads, dim_qk]");

@@ -11,7 +11,8 @@ namespace winnow::ops {
 inline DType wide_dtype(DType input) { return input == DType::kF64 ? DType::kF64 : DType::kF32; }
 
 // starts and ends: int32 [rows].
-void check_ranges(const char* operation, const Tensor& starts, const Tensor& ends, std::int64_t rows);
+void check_ranges(const char* operation, const Tensor& starts, const Tensor& ends,
+                  std::int64_t rows);
 
 // index_query [rows, index_heads, index_dim], index_key [keys, index_dim], index_weights
 // [rows, index_heads] and the ranges.
@@ -19,8 +20,8 @@ void check_indexer(const char* operation, const Tensor& index_query, const Tenso
                    const Tensor& index_weights, const Tensor& starts, const Tensor& ends);
 
 // query [rows, heads, dim_qk], key [keys, kv_heads, dim_qk], the ranges and the scale.
-void check_attention(const char* operation, const Tensor& query, const Tensor& key, const Tensor& starts,
-                     const Tensor& ends, double softmax_scale);
+void check_attention(const char* operation, const Tensor& query, const Tensor& key,
+                     const Tensor& starts, const Tensor& ends, double softmax_scale);
 
 // topk_indices int32 [rows, topk], topk >= 1.
 void check_indices(const char* operation, const Tensor& topk_indices, std::int64_t rows);

@@ -6,7 +6,8 @@
 namespace winnow::ref {
 
 // q[i, h, :] . k[j, :]
-inline double index_dot(const Tensor& q, const Tensor& k, std::int64_t i, std::int64_t h, std::int64_t j) {
+inline double index_dot(const Tensor& q, const Tensor& k, std::int64_t i, std::int64_t h,
+                        std::int64_t j) {
   double dot = 0;
   for (std::int64_t d = 0; d < q.shape[2]; ++d) dot += get(q, i, h, d) * get(k, j, d);
   return dot;
@@ -15,10 +16,11 @@ inline double index_dot(const Tensor& q, const Tensor& k, std::int64_t i, std::i
 // ReLU that keeps NaN; the identity if off.
 inline double activate(double dot, bool relu) { return relu && dot < 0 ? 0 : dot; }
 
-inline double index_score(const Tensor& q, const Tensor& k, const Tensor& w, bool relu, std::int64_t i,
-                          std::int64_t j) {
+inline double index_score(const Tensor& q, const Tensor& k, const Tensor& w, bool relu,
+                          std::int64_t i, std::int64_t j) {
   double score = 0;
-  for (std::int64_t h = 0; h < q.shape[1]; ++h) score += get(w, i, h) * activate(index_dot(q, k, i, h, j), relu);
+  for (std::int64_t h = 0; h < q.shape[1]; ++h)
+    score += get(w, i, h) * activate(index_dot(q, k, i, h, j), relu);
   return score;
 }
 

@@ -1,6 +1,6 @@
 // I[i, j] = sum_h w[i, h] * relu(q[i, h, :] . k[j, :]), in double.
-#include "ref/index_score.h"
 #include "ref/implementations.h"
+#include "ref/index_score.h"
 
 namespace winnow::ref {
 namespace {
@@ -19,6 +19,7 @@ void run(const IndexScoresArgs& a, Workspace) {
 
 }  // namespace
 
-const Implementation<IndexScoresArgs> index_scores_implementation = {"reference", accept, no_workspace, run};
+const Implementation<IndexScoresArgs> index_scores_implementation = {"reference", accept,
+                                                                     no_workspace, run};
 
 }  // namespace winnow::ref

@@ -7,7 +7,9 @@
 
 namespace winnow::ref {
 
-inline double get(const Tensor& t, std::int64_t i) { return load_double(t.data, t.dtype, i * t.strides[0]); }
+inline double get(const Tensor& t, std::int64_t i) {
+  return load_double(t.data, t.dtype, i * t.strides[0]);
+}
 inline double get(const Tensor& t, std::int64_t i, std::int64_t j) {
   return load_double(t.data, t.dtype, i * t.strides[0] + j * t.strides[1]);
 }
