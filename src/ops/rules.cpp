@@ -61,4 +61,19 @@ void check_output(const char* operation, const char* name, const Tensor& output,
   for (const Tensor& input : inputs) check_no_overlap(operation, name, output, "an input", input);
 }
 
+void check_selection(const char* operation, const Tensor& topk_indices, const Tensor& topk_lengths,
+                     const Tensor& topk_scores, DType score_dtype, std::int64_t rows,
+                     std::initializer_list<Tensor> inputs) {
+  check_indices(operation, topk_indices, rows);
+  check_output(operation, "topk_indices", topk_indices, DType::kI32, {rows, -1}, "[rows, topk]",
+               inputs);
+  check_output(operation, "topk_lengths", topk_lengths, DType::kI32, {rows}, "[rows]", inputs);
+  check_no_overlap(operation, "topk_lengths", topk_lengths, "topk_indices", topk_indices);
+  if (topk_scores.empty()) return;
+  check_output(operation, "topk_scores", topk_scores, score_dtype, {rows, topk_indices.shape[1]},
+               "[rows, topk]", inputs);
+  check_no_overlap(operation, "topk_scores", topk_scores, "topk_indices", topk_indices);
+  check_no_overlap(operation, "topk_scores", topk_scores, "topk_lengths", topk_lengths);
+}
+
 }  // namespace winnow::ops

@@ -31,4 +31,11 @@ void check_output(const char* operation, const char* name, const Tensor& output,
                   std::initializer_list<std::int64_t> shape, const char* layout,
                   std::initializer_list<Tensor> inputs);
 
+// What a selection writes: topk_indices int32 [rows, topk], topk_lengths int32 [rows] and, unless
+// left out, topk_scores [rows, topk] of the given dtype; none shares memory with another or with
+// the inputs.
+void check_selection(const char* operation, const Tensor& topk_indices, const Tensor& topk_lengths,
+                     const Tensor& topk_scores, DType score_dtype, std::int64_t rows,
+                     std::initializer_list<Tensor> inputs);
+
 }  // namespace winnow::ops

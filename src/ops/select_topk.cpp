@@ -1,0 +1,39 @@
+#include "winnow/select_topk.h"
+
+#include "base/implementation.h"
+#include "ops/lists.h"
+#include "ops/rules.h"
+
+namespace winnow {
+namespace {
+
+constexpr char kName[] = "select_topk";
+constexpr const Implementation<SelectTopkArgs>* kList[] = {&ref::select_topk_implementation};
+
+void check(const SelectTopkArgs& a) {
+  check_shape(kName, "scores", a.scores, {-1, -1}, "[rows, width]");
+  check_dtype(kName, "scores", a.scores, {DType::kF64, DType::kF32, DType::kBF16, DType::kF16});
+  ops::check_ranges(kName, a.starts, a.ends, a.scores.shape[0]);
+  ops::check_selection(kName, a.topk_indices, a.topk_lengths, a.topk_scores,
+                       ops::wide_dtype(a.scores.dtype), a.scores.shape[0],
+                       {a.scores, a.starts, a.ends});
+}
+
+}  // namespace
+
+void select_topk(const SelectTopkArgs& args, Workspace workspace) {
+  check(args);
+  run_first(kName, kList, args, workspace);
+}
+
+std::int64_t select_topk_workspace_bytes(const SelectTopkArgs& args) {
+  check(args);
+  return workspace_bytes_of(kName, kList, args);
+}
+
+Explanation explain(const SelectTopkArgs& args) {
+  check(args);
+  return explain_call(kName, kList, args);
+}
+
+}  // namespace winnow
