@@ -53,6 +53,31 @@ void check_indices(const char* operation, const Tensor& topk_indices, std::int64
                topk_indices.shape[1]);
 }
 
+void check_slots(const char* operation, const Tensor& topk_indices, const Tensor& topk_lengths,
+                 std::int64_t rows) {
+  if (!topk_indices.empty()) check_indices(operation, topk_indices, rows);
+  if (topk_lengths.empty()) return;
+  WINNOW_CHECK(operation, !topk_indices.empty(),
+               "topk_lengths must be left out where topk_indices is, got {}",
+               shape_text(topk_lengths));
+  check_shape(operation, "topk_lengths", topk_lengths, {rows}, "[rows]");
+  check_dtype(operation, "topk_lengths", topk_lengths, {DType::kI32});
+}
+
+void check_value(const char* operation, const Tensor& key, const Tensor& value,
+                 std::int64_t dim_v) {
+  WINNOW_CHECK(operation, dim_v >= 1, "dim_v must be at least 1, got {}", dim_v);
+  if (value.empty()) {
+    WINNOW_CHECK(operation, dim_v <= key.shape[2],
+                 "without a value, dim_v must be at most dim_qk, got {} and {}", dim_v,
+                 key.shape[2]);
+    return;
+  }
+  check_shape(operation, "value", value, {key.shape[0], key.shape[1], dim_v},
+              "[keys, kv_heads, dim_v]");
+  check_dtype(operation, "value", value, {key.dtype});
+}
+
 void check_output(const char* operation, const char* name, const Tensor& output, DType dtype,
                   std::initializer_list<std::int64_t> shape, const char* layout,
                   std::initializer_list<Tensor> inputs) {

@@ -26,6 +26,13 @@ void check_attention(const char* operation, const Tensor& query, const Tensor& k
 // topk_indices int32 [rows, topk], topk >= 1.
 void check_indices(const char* operation, const Tensor& topk_indices, std::int64_t rows);
 
+// topk_indices and topk_lengths int32 [rows], each of which may be left out; lengths need indices.
+void check_slots(const char* operation, const Tensor& topk_indices, const Tensor& topk_lengths,
+                 std::int64_t rows);
+
+// value [keys, kv_heads, dim_v] in the dtype of key; left out, dim_v must fit into the key.
+void check_value(const char* operation, const Tensor& key, const Tensor& value, std::int64_t dim_v);
+
 // A written tensor of the given dtype and shape that shares no memory with the inputs.
 void check_output(const char* operation, const char* name, const Tensor& output, DType dtype,
                   std::initializer_list<std::int64_t> shape, const char* layout,

@@ -1,0 +1,65 @@
+#include "winnow/sparse_attention_backward.h"
+
+#include "base/implementation.h"
+#include "ops/lists.h"
+#include "ops/rules.h"
+
+namespace winnow {
+namespace {
+
+constexpr char kName[] = "sparse_attention_backward";
+constexpr const Implementation<SparseAttentionBackwardArgs>* kList[] = {
+    &ref::sparse_attention_backward_implementation};
+
+void check(const SparseAttentionBackwardArgs& a) {
+  ops::check_attention(kName, a.query, a.key, a.starts, a.ends, a.softmax_scale);
+  const std::int64_t rows = a.query.shape[0], heads = a.query.shape[1], dim_qk = a.query.shape[2];
+  const std::int64_t keys = a.key.shape[0], kv_heads = a.key.shape[1];
+  const DType wide = ops::wide_dtype(a.query.dtype);
+  ops::check_slots(kName, a.topk_indices, a.topk_lengths, rows);
+  check_shape(kName, "output", a.output, {rows, heads, -1}, "[rows, heads, dim_v]");
+  check_dtype(kName, "output", a.output, {a.query.dtype, DType::kF32});
+  const std::int64_t dim_v = a.output.shape[2];
+  ops::check_value(kName, a.key, a.value, dim_v);
+  check_shape(kName, "lse", a.lse, {rows, heads}, "[rows, heads]");
+  check_dtype(kName, "lse", a.lse, {wide});
+  check_shape(kName, "d_output", a.d_output, {rows, heads, dim_v}, "[rows, heads, dim_v]");
+  check_dtype(kName, "d_output", a.d_output, {a.output.dtype});
+
+  const auto inputs = {a.query,  a.key,    a.value, a.topk_indices, a.topk_lengths,
+                       a.starts, a.ends,   a.output, a.lse,          a.d_output};
+  ops::check_output(kName, "d_query", a.d_query, wide, {rows, heads, dim_qk},
+                    "[rows, heads, dim_qk]", inputs);
+  ops::check_output(kName, "d_key", a.d_key, wide, {keys, kv_heads, dim_qk},
+                    "[keys, kv_heads, dim_qk]", inputs);
+  check_no_overlap(kName, "d_query", a.d_query, "d_key", a.d_key);
+  if (a.value.empty()) {
+    WINNOW_CHECK(kName, a.d_value.empty(),
+                 "d_value must be left out where value is: d_key holds both gradients, got {}",
+                 shape_text(a.d_value));
+    return;
+  }
+  ops::check_output(kName, "d_value", a.d_value, wide, {keys, kv_heads, dim_v},
+                    "[keys, kv_heads, dim_v]", inputs);
+  check_no_overlap(kName, "d_value", a.d_value, "d_query", a.d_query);
+  check_no_overlap(kName, "d_value", a.d_value, "d_key", a.d_key);
+}
+
+}  // namespace
+
+void sparse_attention_backward(const SparseAttentionBackwardArgs& args, Workspace workspace) {
+  check(args);
+  run_first(kName, kList, args, workspace);
+}
+
+std::int64_t sparse_attention_backward_workspace_bytes(const SparseAttentionBackwardArgs& args) {
+  check(args);
+  return workspace_bytes_of(kName, kList, args);
+}
+
+Explanation explain(const SparseAttentionBackwardArgs& args) {
+  check(args);
+  return explain_call(kName, kList, args);
+}
+
+}  // namespace winnow
