@@ -1,0 +1,16 @@
+// The product kernel of nn::matmul: its arguments and what each instruction set exports.
+#pragma once
+
+#include "base/implementation.h"
+
+namespace winnow {
+
+// C = A . B, or C += A . B. Checked by nn::matmul: shapes agree, all f32 or all f64.
+struct MatmulArgs {
+  Tensor a;  // [M, K]
+  Tensor b;  // [K, N]
+  Tensor c;  // [M, N]
+  bool accumulate = false;
+};
+
+}  // namespace winnow

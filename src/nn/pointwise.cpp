@@ -1,0 +1,96 @@
+#include "nn/pointwise.h"
+
+#include <bit>
+#include <cmath>
+
+#include "nn/rows.h"
+
+namespace winnow::nn {
+namespace {
+
+template <class T>
+T sigmoid(T x) {
+  return 1 / (1 + std::exp(-x));
+}
+
+// Sums and differences of pairs at distance 1, 2, 4, ...: the Sylvester matrix in natural order.
+template <class T>
+void hadamard_row(T* x, std::int64_t dim) {
+  for (std::int64_t half = 1; half < dim; half *= 2) {
+    for (std::int64_t block = 0; block < dim; block += 2 * half) {
+      for (std::int64_t j = block; j < block + half; ++j) {
+        const T a = x[j], b = x[j + half];
+        x[j] = a + b;
+        x[j + half] = a - b;
+      }
+    }
+  }
+  const auto scale = static_cast<T>(1 / std::sqrt(static_cast<double>(dim)));
+  for (std::int64_t j = 0; j < dim; ++j) x[j] *= scale;
+}
+
+}  // namespace
+
+void swiglu(const Tensor& gate, const Tensor& up, const Tensor& y) {
+  constexpr char kName[] = "swiglu";
+  check_real(kName, "gate", gate);
+  const Tensor g = as_rows(kName, "gate", gate);
+  const Tensor u = as_rows_like(kName, "up", up, "gate", gate);
+  const Tensor out = as_rows_like(kName, "y", y, "gate", gate);
+  with_real(gate.dtype, [&]<class T>(T) {
+    for_rows(g.shape[0], [&](std::int64_t i) {
+      const T *a = row<T>(g, i), *b = row<T>(u, i);
+      T* to = row<T>(out, i);
+      for (std::int64_t j = 0; j < g.shape[1]; ++j) to[j] = a[j] * sigmoid(a[j]) * b[j];
+    });
+  });
+}
+
+void swiglu_backward(const Tensor& gate, const Tensor& up, const Tensor& d_y, const Tensor& d_gate,
+                     const Tensor& d_up) {
+  constexpr char kName[] = "swiglu_backward";
+  check_real(kName, "gate", gate);
+  const Tensor g = as_rows(kName, "gate", gate);
+  const Tensor u = as_rows_like(kName, "up", up, "gate", gate);
+  const Tensor d = as_rows_like(kName, "d_y", d_y, "gate", gate);
+  const Tensor dg = as_rows_like(kName, "d_gate", d_gate, "gate", gate);
+  const Tensor du = as_rows_like(kName, "d_up", d_up, "gate", gate);
+  with_real(gate.dtype, [&]<class T>(T) {
+    for_rows(g.shape[0], [&](std::int64_t i) {
+      const T *a = row<T>(g, i), *b = row<T>(u, i), *dy = row<T>(d, i);
+      T *da = row<T>(dg, i), *db = row<T>(du, i);
+      for (std::int64_t j = 0; j < g.shape[1]; ++j) {
+        const T x = a[j], s = sigmoid(x), out = dy[j], other = b[j];
+        da[j] = out * other * s * (1 + x * (1 - s));
+        db[j] = out * x * s;
+      }
+    });
+  });
+}
+
+void add(const Tensor& x, const Tensor& y) {
+  constexpr char kName[] = "add";
+  check_real(kName, "x", x);
+  const Tensor from = as_rows(kName, "x", x), to = as_rows_like(kName, "y", y, "x", x);
+  with_real(x.dtype, [&]<class T>(T) {
+    for_rows(from.shape[0], [&](std::int64_t i) {
+      const T* a = row<T>(from, i);
+      T* b = row<T>(to, i);
+      for (std::int64_t j = 0; j < from.shape[1]; ++j) b[j] += a[j];
+    });
+  });
+}
+
+void hadamard(const Tensor& x) {
+  constexpr char kName[] = "hadamard";
+  check_real(kName, "x", x);
+  const Tensor rows = as_rows(kName, "x", x);
+  const std::int64_t dim = rows.shape[1];
+  WINNOW_CHECK(kName, dim > 0 && std::has_single_bit(static_cast<std::uint64_t>(dim)),
+               "the last axis of x must be a power of two, got {}", dim);
+  with_real(x.dtype, [&]<class T>(T) {
+    for_rows(rows.shape[0], [&](std::int64_t i) { hadamard_row(row<T>(rows, i), dim); });
+  });
+}
+
+}  // namespace winnow::nn
