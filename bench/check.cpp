@@ -17,11 +17,12 @@ struct ThreadsGuard {
   ~ThreadsGuard() { set_num_threads(before); }
 };
 struct PinGuard {
-  std::string operation;
-  PinGuard(const std::string& op, const std::string& implementation) : operation(op) {
+  std::string operation, before;  // the user's pin, if there is one
+  PinGuard(const std::string& op, const std::string& implementation)
+      : operation(op), before(pinned_implementations()[op]) {
     pin_implementation(op, implementation);
   }
-  ~PinGuard() { pin_implementation(operation, ""); }
+  ~PinGuard() { pin_implementation(operation, before); }
 };
 
 std::vector<unsigned char> bytes_of(const std::vector<Tensor>& outputs) {

@@ -6,10 +6,28 @@
 #include <new>
 #include <utility>
 
-namespace winnow::bench {
+#include "base/check.h"
 
-Guarded::Guarded(DType dtype, std::initializer_list<std::int64_t> shape)
-    : view_(make_tensor(nullptr, dtype, shape)) {
+namespace winnow::bench {
+namespace {
+
+// Sizes come from the text of a problem: they may be negative, or more than any memory.
+void check_sizes(std::initializer_list<std::int64_t> shape) {
+  constexpr std::int64_t kMaxElements = std::int64_t{1} << 44;
+  std::int64_t elements = 1;
+  for (std::int64_t extent : shape) {
+    WINNOW_CHECK("problem", extent >= 0, "sizes must not be negative, got {}", extent);
+    WINNOW_CHECK("problem",
+                 !__builtin_mul_overflow(elements, extent, &elements) && elements <= kMaxElements,
+                 "a tensor must have at most 2^44 elements, got more");
+  }
+}
+
+}  // namespace
+
+Guarded::Guarded(DType dtype, std::initializer_list<std::int64_t> shape) {
+  check_sizes(shape);
+  view_ = make_tensor(nullptr, dtype, shape);
   const std::int64_t page = sysconf(_SC_PAGESIZE);
   const std::int64_t bytes = view_.elements() * dtype_bytes(dtype);
   const std::int64_t inner = (bytes + page - 1) / page * page;
@@ -18,7 +36,10 @@ Guarded::Guarded(DType dtype, std::initializer_list<std::int64_t> shape)
                   MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (mapping_ == MAP_FAILED) throw std::bad_alloc();
   char* first = static_cast<char*>(mapping_) + page;
-  if (inner > 0) mprotect(first, static_cast<std::size_t>(inner), PROT_READ | PROT_WRITE);
+  if (inner > 0 && mprotect(first, static_cast<std::size_t>(inner), PROT_READ | PROT_WRITE) != 0) {
+    munmap(mapping_, static_cast<std::size_t>(mapped_bytes_));
+    throw std::bad_alloc();
+  }
   view_.data = first + inner - bytes;
 }
 

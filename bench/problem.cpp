@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstdlib>
 #include <sstream>
 
 #include "base/check.h"
@@ -9,6 +10,11 @@
 #include "bench/case.h"
 
 namespace winnow::bench {
+namespace {
+
+constexpr std::int64_t kMaxNumber = std::int64_t{1} << 31;  // products of two fit into 64 bits
+
+}  // namespace
 
 Problem Problem::parse(const std::string& text) {
   Problem problem;
@@ -46,6 +52,8 @@ std::int64_t Problem::number(const std::string& name) const {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   WINNOW_CHECK("problem", error == std::errc() && end == text.data() + text.size(),
                "{} must be a whole number, got \"{}\"", name, text);
+  WINNOW_CHECK("problem", std::abs(value) <= kMaxNumber, "{} must be at most 2^31, got {}", name,
+               value);
   return value;
 }
 
@@ -62,6 +70,21 @@ DType Problem::dtype() const {
   }
   fail(Status::kInvalidArgument, "problem", "dtype must be f64, f32, bf16 or f16, got \"{}\"",
        name);
+}
+
+std::vector<std::string> split_problems(const std::vector<std::string>& words) {
+  std::vector<std::string> problems;
+  for (const std::string& text : words) {
+    std::istringstream parts(text);
+    for (std::string part; parts >> part;) {
+      if (problems.empty() || part.find('=') == std::string::npos) {
+        problems.push_back(part);
+      } else {
+        problems.back() += " " + part;
+      }
+    }
+  }
+  return problems;
 }
 
 }  // namespace winnow::bench

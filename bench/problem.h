@@ -15,7 +15,7 @@ namespace winnow::bench {
 struct Parameter {
   const char* name;
   const char* fallback;  // its default, as text
-  const char* meaning;   // shown by --help
+  const char* meaning;   // shown by `winnow why`
 };
 
 class Problem {
@@ -36,5 +36,8 @@ class Problem {
   std::map<std::string, std::string> values_;
   std::vector<std::string> given_;  // in the order of the text
 };
+
+// Problems out of the words of a command line, quoted or not: a word without "=" begins the next.
+std::vector<std::string> split_problems(const std::vector<std::string>& words);
 
 }  // namespace winnow::bench

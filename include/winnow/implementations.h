@@ -3,6 +3,7 @@
 // For the answer to one concrete call see `explain(const ...Args&)` beside each operation.
 #pragma once
 
+#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,6 +30,9 @@ void pin_implementation(std::string_view operation, std::string_view implementat
 // `implementation` may not run `operation` ("*": any operation) until allowed again.
 void forbid_implementation(std::string_view operation, std::string_view implementation);
 void allow_implementation(std::string_view operation, std::string_view implementation);
+
+// The pins in force, those of WINNOW_PIN included: operation -> implementation.
+std::map<std::string, std::string> pinned_implementations();
 
 // Which implementation ran the last call of `operation` on this thread; "" before the first.
 // The environment can pin too: WINNOW_PIN="index_topk=reference,sparse_attention=cpu.portable".

@@ -63,6 +63,11 @@ void pin_implementation(std::string_view operation, std::string_view implementat
   choices().any = !choices().pins.empty() || !choices().forbidden.empty();
 }
 
+std::map<std::string, std::string> pinned_implementations() {
+  const std::shared_lock lock(choices().mutex);
+  return {choices().pins.begin(), choices().pins.end()};
+}
+
 void forbid_implementation(std::string_view operation, std::string_view implementation) {
   const std::unique_lock lock(choices().mutex);
   choices().forbidden.emplace(operation, implementation);

@@ -1,0 +1,29 @@
+// The subcommands: one file each, which adds itself to the program. A callback throws to fail.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <stdexcept>
+#include <string>
+
+namespace winnow::app {
+
+void add_info(CLI::App& app);
+void add_why(CLI::App& app);
+void add_check(CLI::App& app);
+void add_bench(CLI::App& app);
+
+// The command line asks for something that does not exist: exit status 2 instead of 1.
+class UsageError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Ends the program with this status and no further message.
+struct Exit {
+  int status = 0;
+};
+
+// --threads N; takes effect while the command line is read.
+void add_threads_option(CLI::App& command);
+
+}  // namespace winnow::app

@@ -1,0 +1,152 @@
+// The winnow program: reads the command line, runs one subcommand, turns every failure into one
+// line on standard error. Exit status: 0 well, 1 failed, 2 wrong use, 130 interrupted.
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <exception>
+#include <new>
+
+#include "apps/winnow/commands.h"
+#include "base/text.h"
+#include "bench/case.h"
+#include "winnow/error.h"
+#include "winnow/implementations.h"
+#include "winnow/threads.h"
+
+namespace winnow::app {
+
+void add_threads_option(CLI::App& command) {
+  command
+      .add_option_function<int>(
+          "--threads", [](const int& n) { set_num_threads(n); },
+          "threads to use; results do not depend on it (default: WINNOW_NUM_THREADS, else all "
+          "CPUs)")
+      ->type_name("N");
+}
+
+namespace {
+
+constexpr const char* kFooter = R"(Examples:
+  winnow info                                   this machine, as winnow sees it
+  winnow why "index_topk rows=16 keys=4096"     who runs this call, and why others do not
+  winnow check                                  every implementation against the reference
+  winnow bench "sparse_attention rows=64"       time, GFLOP/s, share of the machine's peak
+
+Environment:
+  WINNOW_NUM_THREADS=N          threads of every operation
+  WINNOW_CPU=portable|avx2      limits the instruction sets
+  WINNOW_PIN=OPERATION=IMPLEMENTATION,...
+                                only this implementation may run the operation
+  WINNOW_LOG=1                  says once for each reason why a faster implementation did not run
+
+Exit status: 0 well, 1 failed (one line on standard error says why), 2 wrong use.
+winnow COMMAND --help explains a command, with examples.)";
+
+std::vector<std::string> subcommand_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command : app.get_subcommands(nullptr)) names.push_back(command->get_name());
+  return names;
+}
+
+// Every long option of the program and of the subcommand that was chosen.
+std::vector<std::string> option_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  auto add = [&](const CLI::App& from) {
+    for (const CLI::Option* option : from.get_options()) {
+      for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+    }
+  };
+  add(app);
+  for (const CLI::App* command : app.get_subcommands()) add(*command);
+  return names;
+}
+
+// What is wrong with a command line that CLI11 refused, in one line.
+std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
+  const std::vector<std::string> rest = app.remaining(true);
+  if (rest.empty()) return error.what();
+  const std::string& word = rest.front();
+  if (word.rfind("-", 0) == 0) {
+    return fmt::format("there is no option {}; did you mean {}?", word.substr(0, word.find('=')),
+                       nearest_name(word, option_names(app)));
+  }
+  if (app.get_subcommands().empty()) {
+    return fmt::format("there is no command \"{}\"; did you mean \"{}\"?", word,
+                       nearest_name(word, subcommand_names(app)));
+  }
+  return fmt::format("\"{}\" was not expected here", word);
+}
+
+int fail_usage(const CLI::App& app, const std::string& message) {
+  std::string help = "winnow";
+  for (const CLI::App* command : app.get_subcommands()) help += " " + command->get_name();
+  fmt::print(stderr, "winnow: {} ({} --help explains)\n", message, help);
+  return 2;
+}
+
+// A pin of an operation that does not exist would do nothing, silently.
+void check_pins() {
+  for (const auto& [operation, implementation] : pinned_implementations()) {
+    try {
+      bench::find_operation(operation);
+    } catch (const Error& e) {
+      throw UsageError(fmt::format("WINNOW_PIN: {}", e.what()));
+    }
+  }
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("winnow: DeepSeek Sparse Attention. A small indexer scores all visible keys of a "
+               "query, the best k are kept,\nand attention reads only those.");
+  app.name("winnow");
+  app.footer(kFooter);
+  app.set_help_flag("-h,--help", "explains the program or a command");
+  app.set_version_flag("--version", "winnow " WINNOW_VERSION, "prints the version");
+  app.require_subcommand(0, 1);
+  add_info(app);
+  add_why(app);
+  add_check(app);
+  add_bench(app);
+  try {
+    check_pins();
+    app.parse(argc, argv);
+    if (app.get_subcommands().empty()) {
+      fmt::print(stderr, "{}", app.help());
+      return 2;
+    }
+  } catch (const CLI::Success& request) {  // --help, --version
+    return app.exit(request);
+  } catch (const CLI::ParseError& e) {
+    return fail_usage(app, usage_message(app, e));
+  } catch (const UsageError& e) {
+    return fail_usage(app, e.what());
+  } catch (const Error& e) {  // of the problem grammar
+    if (std::string_view(e.what()).rfind("[problem]", 0) != 0) throw;
+    return fail_usage(app, e.what());
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace winnow::app
+
+int main(int argc, char** argv) {
+  int status = 1;
+  try {
+    status = winnow::app::run(argc, argv);
+  } catch (const winnow::app::Exit& e) {
+    status = e.status;
+  } catch (const winnow::Error& e) {
+    fmt::print(stderr, "winnow: {}\n", e.what());
+    status = e.status() == winnow::Status::kInterrupted ? 130 : 1;
+  } catch (const std::bad_alloc&) {
+    fmt::print(stderr, "winnow: this does not fit into memory\n");
+  } catch (const std::exception& e) {
+    fmt::print(stderr, "winnow: {}\n", e.what());
+  }
+  if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
+    fmt::print(stderr, "winnow: standard output could not be written\n");
+    if (status == 0) status = 1;
+  }
+  return status;
+}
