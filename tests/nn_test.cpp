@@ -244,8 +244,7 @@ TEST(Rope, RotatesEveryPairByItsAngle) {
           const bool split = pairing == RopePairing::kHalfSplit;
           const std::int64_t first = base + 5 + (split ? pair : 2 * pair);
           const std::int64_t second = split ? first + dim / 2 : first + 1;
-          const double angle =
-              position * std::pow(theta, -2.0 * static_cast<double>(pair) / dim);
+          const double angle = position * std::pow(theta, -2.0 * static_cast<double>(pair) / dim);
           const double a = at(before, first), b = at(before, second);
           const double bound = 4 * relative_unit(dtype) * (std::abs(a) + std::abs(b)) +
                                1e-14 * (std::abs(a) + std::abs(b));  // of the angle itself
@@ -290,7 +289,8 @@ TEST(Embedding, CopiesAndAddsInOrder) {
   Array y(DType::kF32, {5, 130}), d_table = gauss(DType::kF32, {5, 130}, 2);
   embedding(table, tokens, y);
   for (std::int64_t i = 0; i < 5; ++i) {
-    for (std::int64_t j = 0; j < 130; ++j) EXPECT_EQ(at(y, i * 130 + j), at(table, tokens[i] * 130 + j));
+    for (std::int64_t j = 0; j < 130; ++j)
+      EXPECT_EQ(at(y, i * 130 + j), at(table, tokens[i] * 130 + j));
   }
   const Array d_y = gauss(DType::kF32, {5, 130}, 3), expected = d_table.clone();
   for (std::int64_t i = 0; i < 5; ++i) {
@@ -359,8 +359,7 @@ TEST(CrossEntropy, LogSoftmax) {
       for (std::int64_t j = 0; j < 50; ++j) {
         const double truth = at(logits, i * 50 + j) - std::log(sum);
         // One rounding of the result, and a relative error of a few units in the sum of exps.
-        EXPECT_NEAR(at(y, i * 50 + j), truth,
-                    relative_unit(dtype) * (std::abs(truth) + 50));
+        EXPECT_NEAR(at(y, i * 50 + j), truth, relative_unit(dtype) * (std::abs(truth) + 50));
       }
     }
   }

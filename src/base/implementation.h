@@ -25,6 +25,10 @@ struct Implementation {
               Workspace workspace);  // arguments are checked, workspace is large enough
 };
 
+// The sentence as a string. Kernels call this: a string built in their own files would leave there
+// the code of std::string compiled for their instruction set, which the linker might use elsewhere.
+std::string refusal_text(const char* sentence);
+
 namespace detail {
 // Refusal by pin, prohibition or environment; "" if there is none.
 std::string refuse_by_user(std::string_view operation, std::string_view implementation);

@@ -78,8 +78,7 @@ void log_softmax(const Tensor& logits, const Tensor& log_probabilities) {
       const T* from = row<T>(x, i);
       T* to = row<T>(y, i);
       const T top = maximum(from, x.shape[1]);
-      const double log_sum =
-          std::log(sum_of_exp(from, x.shape[1], top, static_cast<T*>(nullptr)));
+      const double log_sum = std::log(sum_of_exp(from, x.shape[1], top, static_cast<T*>(nullptr)));
       for (std::int64_t j = 0; j < x.shape[1]; ++j) {
         to[j] = static_cast<T>(static_cast<double>(from[j]) - static_cast<double>(top) - log_sum);
       }

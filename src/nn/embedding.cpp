@@ -31,8 +31,7 @@ void embedding(const Tensor& table, std::span<const std::int32_t> tokens, const 
   check("embedding", "table", table, tokens, "y", y);
   with_real(table.dtype, [&]<class T>(T) {
     for_rows(std::ssize(tokens), [&](std::int64_t i) {
-      std::copy_n(row<T>(table, tokens[static_cast<std::size_t>(i)]), table.shape[1],
-                  row<T>(y, i));
+      std::copy_n(row<T>(table, tokens[static_cast<std::size_t>(i)]), table.shape[1], row<T>(y, i));
     });
   });
 }

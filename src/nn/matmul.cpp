@@ -37,8 +37,7 @@ const Implementation<MatmulArgs> reference = {
     [](const MatmulArgs&) { return std::int64_t{0}; },
     [](const MatmulArgs& args, Workspace) {
       with_real(args.a.dtype, [&]<class T>(T) {
-        parallel_for(args.c.shape[0],
-                     [&](std::int64_t i, int) { multiply_rows<T>(args, i); });
+        parallel_for(args.c.shape[0], [&](std::int64_t i, int) { multiply_rows<T>(args, i); });
       });
     }};
 

@@ -125,7 +125,8 @@ void layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, doubl
       double sum = 0, squares = 0;
       for (std::int64_t j = 0; j < width; ++j) sum += static_cast<double>(from[j]);
       const auto m = static_cast<T>(sum / static_cast<double>(width));
-      for (std::int64_t j = 0; j < width; ++j) {  // around the rounded mean, which the backward uses
+      for (std::int64_t j = 0; j < width;
+           ++j) {  // around the rounded mean, which the backward uses
         const double centred = static_cast<double>(from[j]) - static_cast<double>(m);
         squares += centred * centred;
       }

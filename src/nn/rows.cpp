@@ -37,8 +37,8 @@ void check_dtypes(const char* operation, const char* name, const Tensor& t, cons
                dtype_name(other.dtype), other_name, dtype_name(t.dtype));
 }
 
-Tensor as_rows_like(const char* operation, const char* name, const Tensor& t,
-                    const char* like_name, const Tensor& like) {
+Tensor as_rows_like(const char* operation, const char* name, const Tensor& t, const char* like_name,
+                    const Tensor& like) {
   check_dtypes(operation, name, t, like_name, like);
   bool same = t.rank == like.rank;
   for (int axis = 0; same && axis < t.rank; ++axis) {

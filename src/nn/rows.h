@@ -16,14 +16,14 @@ namespace winnow::nn {
 Tensor as_rows(const char* operation, const char* name, const Tensor& t);
 
 // f32 or f64, as `other` is.
-void check_dtypes(const char* operation, const char* name, const Tensor& t,
-                  const char* other_name, const Tensor& other);
+void check_dtypes(const char* operation, const char* name, const Tensor& t, const char* other_name,
+                  const Tensor& other);
 // The first tensor of a call: f32 or f64.
 void check_real(const char* operation, const char* name, const Tensor& t);
 
 // A matrix [rows, width] that must have the shape and the dtype of `like`, as rows.
-Tensor as_rows_like(const char* operation, const char* name, const Tensor& t,
-                    const char* like_name, const Tensor& like);
+Tensor as_rows_like(const char* operation, const char* name, const Tensor& t, const char* like_name,
+                    const Tensor& like);
 // A contiguous vector [extent].
 void check_vector(const char* operation, const char* name, const Tensor& t, std::int64_t extent,
                   const char* layout, DType dtype);

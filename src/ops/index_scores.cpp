@@ -8,7 +8,8 @@ namespace winnow {
 namespace {
 
 constexpr char kName[] = "index_scores";
-constexpr const Implementation<IndexScoresArgs>* kList[] = {&ref::index_scores_implementation};
+constexpr const Implementation<IndexScoresArgs>* kList[] = {
+    WINNOW_CPU_IMPLEMENTATIONS(index_scores) & ref::index_scores_implementation};
 
 void check(const IndexScoresArgs& a) {
   ops::check_indexer(kName, a.index_query, a.index_key, a.index_weights, a.starts, a.ends);

@@ -17,8 +17,8 @@ void check(const SparseAttentionArgs& a) {
   const auto inputs = {a.query, a.key, a.value, a.topk_indices, a.topk_lengths, a.starts, a.ends};
   ops::check_slots(kName, a.topk_indices, a.topk_lengths, rows);
   ops::check_output(kName, "output", a.output,
-                    a.output.dtype == DType::kF32 ? DType::kF32 : a.query.dtype,
-                    {rows, heads, -1}, "[rows, heads, dim_v]", inputs);
+                    a.output.dtype == DType::kF32 ? DType::kF32 : a.query.dtype, {rows, heads, -1},
+                    "[rows, heads, dim_v]", inputs);
   ops::check_value(kName, a.key, a.value, a.output.shape[2]);
   ops::check_output(kName, "lse", a.lse, ops::wide_dtype(a.query.dtype), {rows, heads},
                     "[rows, heads]", inputs);

@@ -26,8 +26,8 @@ void check(const SparseAttentionBackwardArgs& a) {
   check_shape(kName, "d_output", a.d_output, {rows, heads, dim_v}, "[rows, heads, dim_v]");
   check_dtype(kName, "d_output", a.d_output, {a.output.dtype});
 
-  const auto inputs = {a.query,  a.key,    a.value, a.topk_indices, a.topk_lengths,
-                       a.starts, a.ends,   a.output, a.lse,          a.d_output};
+  const auto inputs = {a.query,  a.key,  a.value,  a.topk_indices, a.topk_lengths,
+                       a.starts, a.ends, a.output, a.lse,          a.d_output};
   ops::check_output(kName, "d_query", a.d_query, wide, {rows, heads, dim_qk},
                     "[rows, heads, dim_qk]", inputs);
   ops::check_output(kName, "d_key", a.d_key, wide, {keys, kv_heads, dim_qk},

@@ -14,8 +14,7 @@ std::int64_t workspace_bytes(const SelectTopkArgs& a) {
 void run(const SelectTopkArgs& a, Workspace workspace) {
   const std::int64_t width = a.scores.shape[1];
   for (std::int64_t i = 0; i < a.scores.shape[0]; ++i) {
-    const RowRange range =
-        row_range(a.starts, a.ends, i, std::numeric_limits<std::int32_t>::max());
+    const RowRange range = row_range(a.starts, a.ends, i, std::numeric_limits<std::int32_t>::max());
     Selection selection(workspace, a.topk_indices.shape[1], width);
     for (std::int64_t t = 0; t < range.length() && t < width; ++t) {
       selection.offer(get(a.scores, i, t), range.start + t);

@@ -51,7 +51,7 @@ void run(const SparseAttentionArgs& a, Workspace workspace) {
 
 }  // namespace
 
-const Implementation<SparseAttentionArgs> sparse_attention_implementation = {
-    "reference", accept, workspace_bytes, run};
+const Implementation<SparseAttentionArgs> sparse_attention_implementation = {"reference", accept,
+                                                                             workspace_bytes, run};
 
 }  // namespace winnow::ref

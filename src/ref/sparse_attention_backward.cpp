@@ -25,9 +25,9 @@ void run(const SparseAttentionBackwardArgs& a, Workspace workspace) {
   const bool shared = a.value.empty();  // the value is key[..., :dim_v]
   const Tensor& value = shared ? a.key : a.value;
   const std::int64_t most = most_slots(a.topk_indices, keys);
-  double* p = doubles_in(workspace);     // [slots]
-  double* dz = p + most;                 // [slots]
-  double* d_key = dz + most;             // [keys][dim_qk] of one key head
+  double* p = doubles_in(workspace);        // [slots]
+  double* dz = p + most;                    // [slots]
+  double* d_key = dz + most;                // [keys][dim_qk] of one key head
   double* d_value = d_key + keys * dim_qk;  // [keys][dim_v]
   for (std::int64_t g = 0; g < kv_heads; ++g) {
     std::fill(d_key, d_value + keys * dim_v, 0.0);

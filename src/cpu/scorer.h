@@ -1,0 +1,197 @@
+// I[i, j] = sum_h w[i, h] * relu(q[i, h, :] . k[j, :]) for a few rows and a span of keys.
+//
+// Algorithm: the heads of each row are packed into tiles [dim][<= 6], 16 keys at a time into a panel
+//   [dim][16]. All head tiles of a row run against the panel while it is in L1; ReLU and weight are
+//   applied to the accumulators in registers, and the sum over heads stays in two registers: no
+//   [heads, keys] product exists in memory. Rows whose ranges overlap share the packed keys, in
+//   blocks of 256 keys: with a group of rows (128 KiB of tiles) they stay in L2.
+// Order: dot = one FMA chain over d ascending from +0; score = one FMA chain over h ascending from
+//   +0 of (w[h], relu(dot[h])). Nothing else enters: neither the place of a row or key in a block,
+//   nor the other rows, nor the split into tasks can change a bit. ReLU keeps NaN.
+// Bound by the FMA units: heads * dim FMAs per score. Lost: a packed panel costs as much as about 8
+//   heads of one row; ReLU and weight cost 12 FMAs per tile of dim * 12.
+#pragma once
+
+#include "base/parallel.h"
+#include "base/row_range.h"
+#include "cpu/tile.h"
+
+namespace winnow::cpu::WINNOW_ISA {
+
+inline RowRange overlap(RowRange a, RowRange b) {
+  const std::int64_t start = max64(a.start, b.start), end = min64(a.end, b.end);
+  return start < end ? RowRange{start, end} : RowRange{};
+}
+
+// The arguments that index_scores and index_topk share.
+struct ScorerInputs {
+  Tensor query, key, weights, starts, ends;
+  bool relu;
+
+  RowRange range(std::int64_t row) const { return row_range(starts, ends, row, key.shape[0]); }
+};
+
+// "" if the scorer takes these inputs.
+inline const char* refuse_scorer(const ScorerInputs& in) {
+  if (in.query.dtype == DType::kF64) return "f64 is left to the reference";
+  if (in.query.shape[2] > 1 && (in.query.strides[2] != 1 || in.key.strides[1] != 1)) {
+    return "index_query and index_key must have stride 1 on their last axis";
+  }
+  return "";
+}
+
+struct ScorerPlan {
+  static constexpr std::int64_t kMaxRows = 64;  // rows of a task at most
+  static constexpr std::int64_t kBlock = 256;   // keys per block
+
+  std::int64_t heads, dim;
+  std::int64_t group;  // rows whose tiles stay in L2 beside a key block
+  std::int64_t rows;   // rows of a task
+
+  ScorerPlan(const ScorerInputs& in, std::int64_t most_rows)
+      : heads(in.query.shape[1]), dim(in.query.shape[2]) {
+    group = min64(max64(1, (128 << 10) / (row_floats() * 4)), 16);
+    rows = min64(min64(max64(4 * group, 16), kMaxRows), most_rows);
+    group = min64(group, rows);
+  }
+  std::int64_t row_floats() const { return (heads * dim + 15) / 16 * 16; }
+};
+
+// Scratch of one worker.
+struct ScorerScratch {
+  float* tiles;    // [rows][row_floats], and the slack of pack_tile
+  float* weights;  // [rows][heads]
+  float* panels;   // [16 panels][dim][16]
+  float* scores;   // [group][256]
+
+  ScorerScratch(Carve& carve, const ScorerPlan& plan)
+      : tiles(carve.take<float>(plan.rows * plan.row_floats() + 16)),
+        weights(carve.take<float>(plan.rows * plan.heads)),
+        panels(carve.take<float>(ScorerPlan::kBlock * plan.dim)),
+        scores(carve.take<float>(plan.group * ScorerPlan::kBlock)) {}
+};
+
+// 16 scores of one row. `ahead` fetches the next keys meanwhile, `lines` cache lines per tile.
+template <bool kRelu>
+WINNOW_INLINE void score_panel(const float* tile, const float* weights, Tiles tiles,
+                               std::int64_t dim, const float* panel, Prefetcher& ahead, int lines,
+                               float* out) {
+  F8 s0 = zero8(), s1 = zero8();
+  for (int t = 0; t < tiles.count; ++t) {
+    const int heads = tiles.rows(t);
+    ahead.step(lines);
+    with_rows(heads, [&]<int kHeads>() __attribute__((always_inline)) {
+      F8 dot[kHeads][2];
+#pragma GCC unroll 8
+      for (int h = 0; h < kHeads; ++h) dot[h][0] = dot[h][1] = zero8();
+      multiply_tile<kHeads>(tile, kHeads, 1, panel, dim, dot);
+#pragma GCC unroll 8
+      for (int h = 0; h < kHeads; ++h) {
+        const F8 w = splat(weights[h]);
+        s0 = fma(w, kRelu ? relu8(dot[h][0]) : dot[h][0], s0);
+        s1 = fma(w, kRelu ? relu8(dot[h][1]) : dot[h][1], s1);
+      }
+    });
+    tile += heads * dim;
+    weights += heads;
+  }
+  store(out, s0);
+  store(out + 8, s1);
+}
+
+// Scores rows [first_row, first_row + row_count) against the keys of `visible`, one range per row.
+// sink(row, key, n, scores): n <= 256 scores of row first_row + row, for key, key + 1, ...; the
+// runs of a row come with ascending keys.
+template <class T, bool kRelu, class Sink>
+void score_rows(const ScorerInputs& in, const ScorerPlan& plan, const ScorerScratch& scratch,
+                std::int64_t first_row, std::int64_t row_count, const RowRange* visible,
+                Sink&& sink) {
+  constexpr std::int64_t kBlock = ScorerPlan::kBlock;
+  const std::int64_t dim = plan.dim, key_stride = in.key.strides[0];
+  const Tiles tiles(static_cast<int>(plan.heads));
+  const T* keys = in.key.as<T>();
+
+  for (std::int64_t r = 0; r < row_count; ++r) {
+    if (visible[r].length() == 0) continue;
+    const std::int64_t row = first_row + r;
+    const T* query = in.query.as<T>() + row * in.query.strides[0];
+    float* tile = scratch.tiles + r * plan.row_floats();
+    for (int t = 0; t < tiles.count; ++t) {
+      pack_tile(query + tiles.first(t) * in.query.strides[1], in.query.strides[1], tiles.rows(t),
+                dim, tile + tiles.first(t) * dim);
+    }
+    const float* weights = in.weights.as<float>() + row * in.weights.strides[0];
+    for (std::int64_t h = 0; h < plan.heads; ++h) {
+      scratch.weights[r * plan.heads + h] = weights[h * in.weights.strides[1]];
+    }
+  }
+
+  // The next key that any row sees, then the rows that see a key of its block.
+  for (std::int64_t position = 0;;) {
+    std::int64_t begin = in.key.shape[0], end = 0;
+    for (std::int64_t r = 0; r < row_count; ++r) {
+      if (visible[r].end > position) begin = min64(begin, max64(position, visible[r].start));
+    }
+    if (begin == in.key.shape[0]) return;
+    std::int64_t row_of[ScorerPlan::kMaxRows], active = 0;
+    for (std::int64_t r = 0; r < row_count; ++r) {
+      if (visible[r].end <= begin || visible[r].start >= begin + kBlock) continue;
+      row_of[active++] = r;
+      end = max64(end, min64(visible[r].end, begin + kBlock));
+    }
+
+    for (std::int64_t g = 0; g < active; g += plan.group) {
+      const std::int64_t group_end = min64(active, g + plan.group);
+      // One group: each panel is used at once and written over. More: the block is kept.
+      const std::int64_t panel_floats = active > plan.group ? kPanel * dim : 0;
+      const auto lines = static_cast<int>(
+          kPanel * dim * static_cast<std::int64_t>(sizeof(T)) / 64 /
+              ((group_end - g) * tiles.count) + 1);
+      for (std::int64_t key = begin, p = 0; key < end; key += kPanel, ++p) {
+        float* panel = scratch.panels + p * panel_floats;
+        Prefetcher ahead(dim * static_cast<std::int64_t>(sizeof(T)));
+        if (g == 0) {
+          pack_panel(keys + key * key_stride, key_stride, min64(kPanel, end - key), dim, panel);
+          for (std::int64_t next = key + kPanel; next < min64(in.key.shape[0], key + 2 * kPanel); ++next) {
+            ahead.add(keys + next * key_stride);
+          }
+        }
+        for (std::int64_t a = g; a < group_end; ++a) {
+          const std::int64_t r = row_of[a];
+          if (visible[r].end <= key || visible[r].start >= key + kPanel) continue;
+          score_panel<kRelu>(scratch.tiles + r * plan.row_floats(),
+                             scratch.weights + r * plan.heads, tiles, dim, panel, ahead, lines,
+                             scratch.scores + (a - g) * kBlock + p * kPanel);
+        }
+      }
+      for (std::int64_t a = g; a < group_end; ++a) {
+        const std::int64_t r = row_of[a];
+        const std::int64_t first = max64(begin, visible[r].start);
+        sink(r, first, min64(end, visible[r].end) - first,
+             scratch.scores + (a - g) * kBlock + (first - begin));
+      }
+    }
+    position = end;
+  }
+}
+
+// score_rows for the dtype and the ReLU of the call.
+template <class Sink>
+WINNOW_INLINE void score_rows_any(const ScorerInputs& in, const ScorerPlan& plan,
+                                  const ScorerScratch& scratch, std::int64_t first_row,
+                                  std::int64_t row_count, const RowRange* visible, Sink&& sink) {
+  auto with = [&]<class T>(T) {
+    if (in.relu) {
+      score_rows<T, true>(in, plan, scratch, first_row, row_count, visible, sink);
+    } else {
+      score_rows<T, false>(in, plan, scratch, first_row, row_count, visible, sink);
+    }
+  };
+  switch (in.query.dtype) {
+    case DType::kBF16: with(BF16{}); break;
+    case DType::kF16: with(F16{}); break;
+    default: with(float{}); break;
+  }
+}
+
+}  // namespace winnow::cpu::WINNOW_ISA
