@@ -1,13 +1,13 @@
 // attention_target: how much attention the selected keys get, summed over heads; what the indexer
 // learns.
 //
-//   attention_target[i, s] = sum_h exp(softmax_scale * query[i, h, :] . key[id_s, h / group, :] -
-//   lse[i, h])
+//   attention_target[i, s] = sum_h exp(softmax_scale * query[i, h, :] . key[id_s, h / group, :]
+//                                      - lse[i, h])
 //
 // - With the lse of the sparse attention: the sparse loss's target, before the all-reduce over
 //   tensor-parallel ranks and before normalisation. With the lse of dense attention: the share of
 //   the dense attention mass that the selection catches (divide the row's sum by heads).
-// - Slots that do not count (see sparse_attention.h) get 0, and so does a head whose lse is -inf.
+// - Slots whose id lies outside [starts[i], ends[i]) get 0, and a head whose lse is -inf gives 0.
 // - Not differentiated: the target carries no gradient.
 #pragma once
 

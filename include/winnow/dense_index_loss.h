@@ -1,18 +1,19 @@
 // dense_index_loss: the indexer loss over all visible keys (the warm-up), and its gradients,
 // streamed.
 //
-//   t[i, j] = sum_h exp(softmax_scale * query[i, h, :] . key[j, h / group, :] - lse[i, h])   j in
-//   the range t^ = t / max(sum_j t, 1e-10)       ln p[i, :] = log_softmax over the range of I[i, :]
-//   (index_scores.h) kl[i] = sum_j t^ * (ln max(t^, 1e-10) - ln p)          g[i, j] = (p - t^) *
-//   d_kl d_index_query, d_index_key, d_index_weights: from g as in index_scores_at_backward.h, over
-//   all j
+//   t[i, j]  = sum_h exp(softmax_scale * query[i, h, :] . key[j, h / group, :] - lse[i, h])
+//   t^       = t / max(sum_j t, 1e-10)                               j in the row's range
+//   ln p     = log_softmax over the range of I[i, :], as index_scores.h defines I
+//   kl[i]    = sum_j t^ * (ln max(t^, 1e-10) - ln p)                 0 where t^ is 0
+//   g[i, j]  = (p - t^) * d_kl
+//   d_index_query, d_index_key, d_index_weights: from g as in index_scores_at_backward.h, over all j
 //
-// - Neither scores nor targets exist as a matrix: they are computed tile by tile, twice. The
-// workspace
-//   grows with rows and with the tile, never with rows * keys.
+// - Neither scores nor targets exist as a matrix: they are computed tile by tile. The workspace
+//   grows with rows, with keys and with the tile, never with rows * keys.
 // - `reduce_target` sees each tile of t before it is used, to sum it over tensor-parallel ranks.
-// Tiles
-//   come in a fixed order, one at a time, from the calling thread.
+//   Tiles come in a fixed order, one at a time, from the calling thread. They depend on the shapes,
+//   the ranges and the implementation, so ranks that agree on these meet in the same tile; a tile
+//   may come twice, and may hold zeros where a row does not see a key.
 // - An empty row: kl 0, no gradient. Outputs are overwritten, summed in a fixed order, no atomics.
 #pragma once
 
@@ -35,7 +36,8 @@ struct DenseIndexLossArgs {
   Tensor starts;    // int32 [rows]
   Tensor ends;      // int32 [rows]
   double d_kl = 1;  // derivative of the caller's loss by each row's kl
-  // Sums a contiguous tile [tile rows, tile keys] of t over ranks, in place. Empty: one rank.
+  // Sums a contiguous tile [tile rows, tile keys] of t (f32, or f64 from the reference) over
+  // ranks, in place. Empty: one rank.
   std::function<void(Tensor tile)> reduce_target;
   Tensor kl;               // out: f32 (f64 with f64) [rows]
   Tensor d_index_query;    // out: f32 (f64 with f64) [rows, index_heads, index_dim]

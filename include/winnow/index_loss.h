@@ -1,15 +1,16 @@
 // index_loss: the sparse indexer loss, KL(target || softmax of the selected scores), per row.
 //
-//   t[s] = attention_target[i, s] / max(sum of the row, 1e-10)       ln p =
-//   log_softmax(topk_scores[i, :]) kl[i] = sum_s t[s] * (ln max(t[s], 1e-10) - ln p[s]) d_scores[i,
-//   s] = (p[s] - t[s]) * d_kl
+//   t[s]           = attention_target[i, s] / max(sum of the row, 1e-10)
+//   ln p           = log_softmax(topk_scores[i, :])
+//   kl[i]          = sum_s t[s] * (ln max(t[s], 1e-10) - ln p[s])        0 where t[s] is 0
+//   d_scores[i, s] = (p[s] - t[s]) * d_kl
 //
-// - Slots whose id lies outside [starts[i], ends[i]) take no part: d_scores 0 there. A row without
-// a
-//   valid slot: kl 0, d_scores 0.
+// - Slots whose id lies outside [starts[i], ends[i]) take no part: their target and score may hold
+//   anything, and d_scores is 0 there. A row without a valid slot (or with no score above -inf):
+//   kl 0, d_scores 0.
+// - A score of -inf has p = 0: where its t is not 0, kl is +inf. NaN makes the row's results NaN.
 // - The caller chooses what the rows are divided by, and says it in d_kl: the derivative of its
-// loss by
-//   each row's kl (coefficient / valid rows for a mean, coefficient for a sum).
+//   loss by each row's kl (coefficient / valid rows for a mean, coefficient for a sum).
 // - index_scores_at_backward takes d_scores on to index_query, index_key and index_weights.
 #pragma once
 

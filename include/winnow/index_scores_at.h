@@ -1,8 +1,9 @@
 // index_scores_at: the indexer's scores of given keys, such as a selection that is being replayed.
 //
-//   topk_scores[i, s] = I[i, topk_indices[i, s]], as index_scores defines I; -inf where the id lies
-//   outside [starts[i], ends[i]). Bit for bit the number that index_scores of the same
-//   implementation gives for that key.
+//   topk_scores[i, s] = I[i, topk_indices[i, s]], as index_scores defines I
+//
+// - -inf where the id lies outside [starts[i], ends[i]).
+// - Bit for bit the number that index_scores of the same implementation gives for that key.
 #pragma once
 
 #include "winnow/implementations.h"

@@ -1,15 +1,16 @@
 // index_scores_at_backward: from the gradient of the selected scores to the indexer's inputs.
 //
-//   u[h, s] = index_query[i, h, :] . index_key[id_s, :]        step(u) = 1 where u > 0 (ReLU), else
-//   0 d_index_weights[i, h]  = sum_s d_scores[i, s] * relu(u[h, s]) d_index_query[i, h, :] =
-//   index_weights[i, h] * sum_s d_scores[i, s] * step(u[h, s]) * index_key[id_s, :] d_index_key[j,
-//   :]     += sum_h d_scores[i, s] * index_weights[i, h] * step(u[h, s]) * index_query[i, h, :]
-//                                                                          for every (i, s) with
-//                                                                          id_s = j
+//   u[h, s]                = index_query[i, h, :] . index_key[id_s, :]
+//   gate(u)                = 1 where u > 0, else 0; without ReLU always 1
+//   d_index_weights[i, h]  = sum_s d_scores[i, s] * relu(u[h, s])
+//   d_index_query[i, h, :] = sum_s d_scores[i, s] * index_weights[i, h] * gate(u[h, s])
+//                            * index_key[id_s, :]
+//   d_index_key[j, :]      = sum_h d_scores[i, s] * index_weights[i, h] * gate(u[h, s])
+//                            * index_query[i, h, :], over every (i, s) with id_s = j
+//
 // - Slots whose id lies outside [starts[i], ends[i]) take no part.
 // - Outputs are overwritten. Each row of d_index_key has one owner, which adds in ascending order
-// of the
-//   query rows: no atomics, bitwise equal for every thread count.
+//   of the query rows: no atomics, bitwise equal for every thread count.
 #pragma once
 
 #include "winnow/implementations.h"

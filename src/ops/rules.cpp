@@ -101,4 +101,21 @@ void check_selection(const char* operation, const Tensor& topk_indices, const Te
   check_no_overlap(operation, "topk_scores", topk_scores, "topk_lengths", topk_lengths);
 }
 
+void check_indexer_gradients(const char* operation, const Tensor& index_query,
+                             const Tensor& index_key, const Tensor& d_index_query,
+                             const Tensor& d_index_key, const Tensor& d_index_weights,
+                             std::initializer_list<Tensor> inputs) {
+  const std::int64_t rows = index_query.shape[0], heads = index_query.shape[1];
+  const DType wide = wide_dtype(index_query.dtype);
+  check_output(operation, "d_index_query", d_index_query, wide, {rows, heads, index_query.shape[2]},
+               "[rows, index_heads, index_dim]", inputs);
+  check_output(operation, "d_index_key", d_index_key, wide,
+               {index_key.shape[0], index_key.shape[1]}, "[keys, index_dim]", inputs);
+  check_output(operation, "d_index_weights", d_index_weights, wide, {rows, heads},
+               "[rows, index_heads]", inputs);
+  check_no_overlap(operation, "d_index_query", d_index_query, "d_index_key", d_index_key);
+  check_no_overlap(operation, "d_index_query", d_index_query, "d_index_weights", d_index_weights);
+  check_no_overlap(operation, "d_index_key", d_index_key, "d_index_weights", d_index_weights);
+}
+
 }  // namespace winnow::ops

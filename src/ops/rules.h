@@ -45,4 +45,11 @@ void check_selection(const char* operation, const Tensor& topk_indices, const Te
                      const Tensor& topk_scores, DType score_dtype, std::int64_t rows,
                      std::initializer_list<Tensor> inputs);
 
+// The gradients of the indexer's inputs: d_index_query [rows, index_heads, index_dim], d_index_key
+// [keys, index_dim], d_index_weights [rows, index_heads].
+void check_indexer_gradients(const char* operation, const Tensor& index_query,
+                             const Tensor& index_key, const Tensor& d_index_query,
+                             const Tensor& d_index_key, const Tensor& d_index_weights,
+                             std::initializer_list<Tensor> inputs);
+
 }  // namespace winnow::ops

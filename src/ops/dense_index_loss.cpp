@@ -1,0 +1,52 @@
+#include "winnow/dense_index_loss.h"
+
+#include <cmath>
+
+#include "base/implementation.h"
+#include "ops/lists.h"
+#include "ops/rules.h"
+
+namespace winnow {
+namespace {
+
+constexpr char kName[] = "dense_index_loss";
+constexpr const Implementation<DenseIndexLossArgs>* kList[] = {&ref::dense_index_loss_implementation};
+
+void check(const DenseIndexLossArgs& a) {
+  ops::check_indexer(kName, a.index_query, a.index_key, a.index_weights, a.starts, a.ends);
+  ops::check_attention(kName, a.query, a.key, a.starts, a.ends, a.softmax_scale);
+  const std::int64_t rows = a.index_query.shape[0], keys = a.index_key.shape[0];
+  const DType wide = ops::wide_dtype(a.index_query.dtype);
+  check_dtype(kName, "query", a.query, {a.index_query.dtype});
+  check_shape(kName, "key", a.key, {keys, -1, -1}, "[keys, kv_heads, dim_qk]");
+  check_shape(kName, "lse", a.lse, {rows, a.query.shape[1]}, "[rows, heads]");
+  check_dtype(kName, "lse", a.lse, {wide});
+  WINNOW_CHECK(kName, std::isfinite(a.d_kl), "d_kl must be finite, got {}", a.d_kl);
+  const std::initializer_list<Tensor> inputs = {a.index_query, a.index_key, a.index_weights,
+                                                a.query,       a.key,       a.lse,
+                                                a.starts,      a.ends};
+  ops::check_output(kName, "kl", a.kl, wide, {rows}, "[rows]", inputs);
+  ops::check_indexer_gradients(kName, a.index_query, a.index_key, a.d_index_query, a.d_index_key,
+                               a.d_index_weights, inputs);
+  for (const Tensor& gradient : {a.d_index_query, a.d_index_key, a.d_index_weights})
+    check_no_overlap(kName, "kl", a.kl, "a gradient", gradient);
+}
+
+}  // namespace
+
+void dense_index_loss(const DenseIndexLossArgs& args, Workspace workspace) {
+  check(args);
+  run_first(kName, kList, args, workspace);
+}
+
+std::int64_t dense_index_loss_workspace_bytes(const DenseIndexLossArgs& args) {
+  check(args);
+  return workspace_bytes_of(kName, kList, args);
+}
+
+Explanation explain(const DenseIndexLossArgs& args) {
+  check(args);
+  return explain_call(kName, kList, args);
+}
+
+}  // namespace winnow

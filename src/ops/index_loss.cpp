@@ -1,0 +1,50 @@
+#include "winnow/index_loss.h"
+
+#include <cmath>
+
+#include "base/implementation.h"
+#include "ops/lists.h"
+#include "ops/rules.h"
+
+namespace winnow {
+namespace {
+
+constexpr char kName[] = "index_loss";
+constexpr const Implementation<IndexLossArgs>* kList[] = {&ref::index_loss_implementation};
+
+void check(const IndexLossArgs& a) {
+  check_shape(kName, "attention_target", a.attention_target, {-1, -1}, "[rows, topk]");
+  check_dtype(kName, "attention_target", a.attention_target, {DType::kF64, DType::kF32});
+  const std::int64_t rows = a.attention_target.shape[0], topk = a.attention_target.shape[1];
+  const DType dtype = a.attention_target.dtype;
+  check_shape(kName, "topk_scores", a.topk_scores, {rows, topk}, "[rows, topk]");
+  check_dtype(kName, "topk_scores", a.topk_scores, {dtype});
+  ops::check_indices(kName, a.topk_indices, rows);
+  check_shape(kName, "topk_indices", a.topk_indices, {rows, topk}, "[rows, topk]");
+  ops::check_ranges(kName, a.starts, a.ends, rows);
+  WINNOW_CHECK(kName, std::isfinite(a.d_kl), "d_kl must be finite, got {}", a.d_kl);
+  const std::initializer_list<Tensor> inputs = {a.attention_target, a.topk_scores, a.topk_indices,
+                                                a.starts, a.ends};
+  ops::check_output(kName, "kl", a.kl, dtype, {rows}, "[rows]", inputs);
+  ops::check_output(kName, "d_scores", a.d_scores, dtype, {rows, topk}, "[rows, topk]", inputs);
+  check_no_overlap(kName, "d_scores", a.d_scores, "kl", a.kl);
+}
+
+}  // namespace
+
+void index_loss(const IndexLossArgs& args, Workspace workspace) {
+  check(args);
+  run_first(kName, kList, args, workspace);
+}
+
+std::int64_t index_loss_workspace_bytes(const IndexLossArgs& args) {
+  check(args);
+  return workspace_bytes_of(kName, kList, args);
+}
+
+Explanation explain(const IndexLossArgs& args) {
+  check(args);
+  return explain_call(kName, kList, args);
+}
+
+}  // namespace winnow

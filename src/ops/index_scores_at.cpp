@@ -1,0 +1,40 @@
+#include "winnow/index_scores_at.h"
+
+#include "base/implementation.h"
+#include "ops/lists.h"
+#include "ops/rules.h"
+
+namespace winnow {
+namespace {
+
+constexpr char kName[] = "index_scores_at";
+constexpr const Implementation<IndexScoresAtArgs>* kList[] = {&ref::index_scores_at_implementation};
+
+void check(const IndexScoresAtArgs& a) {
+  ops::check_indexer(kName, a.index_query, a.index_key, a.index_weights, a.starts, a.ends);
+  const std::int64_t rows = a.index_query.shape[0];
+  ops::check_indices(kName, a.topk_indices, rows);
+  ops::check_output(
+      kName, "topk_scores", a.topk_scores, ops::wide_dtype(a.index_query.dtype),
+      {rows, a.topk_indices.shape[1]}, "[rows, topk]",
+      {a.index_query, a.index_key, a.index_weights, a.topk_indices, a.starts, a.ends});
+}
+
+}  // namespace
+
+void index_scores_at(const IndexScoresAtArgs& args, Workspace workspace) {
+  check(args);
+  run_first(kName, kList, args, workspace);
+}
+
+std::int64_t index_scores_at_workspace_bytes(const IndexScoresAtArgs& args) {
+  check(args);
+  return workspace_bytes_of(kName, kList, args);
+}
+
+Explanation explain(const IndexScoresAtArgs& args) {
+  check(args);
+  return explain_call(kName, kList, args);
+}
+
+}  // namespace winnow

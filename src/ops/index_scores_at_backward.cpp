@@ -1,0 +1,42 @@
+#include "winnow/index_scores_at_backward.h"
+
+#include "base/implementation.h"
+#include "ops/lists.h"
+#include "ops/rules.h"
+
+namespace winnow {
+namespace {
+
+constexpr char kName[] = "index_scores_at_backward";
+constexpr const Implementation<IndexScoresAtBackwardArgs>* kList[] = {&ref::index_scores_at_backward_implementation};
+
+void check(const IndexScoresAtBackwardArgs& a) {
+  ops::check_indexer(kName, a.index_query, a.index_key, a.index_weights, a.starts, a.ends);
+  const std::int64_t rows = a.index_query.shape[0];
+  ops::check_indices(kName, a.topk_indices, rows);
+  check_shape(kName, "d_scores", a.d_scores, {rows, a.topk_indices.shape[1]}, "[rows, topk]");
+  check_dtype(kName, "d_scores", a.d_scores, {ops::wide_dtype(a.index_query.dtype)});
+  ops::check_indexer_gradients(kName, a.index_query, a.index_key, a.d_index_query, a.d_index_key,
+                               a.d_index_weights,
+                               {a.index_query, a.index_key, a.index_weights, a.topk_indices,
+                                a.starts, a.ends, a.d_scores});
+}
+
+}  // namespace
+
+void index_scores_at_backward(const IndexScoresAtBackwardArgs& args, Workspace workspace) {
+  check(args);
+  run_first(kName, kList, args, workspace);
+}
+
+std::int64_t index_scores_at_backward_workspace_bytes(const IndexScoresAtBackwardArgs& args) {
+  check(args);
+  return workspace_bytes_of(kName, kList, args);
+}
+
+Explanation explain(const IndexScoresAtBackwardArgs& args) {
+  check(args);
+  return explain_call(kName, kList, args);
+}
+
+}  // namespace winnow
