@@ -6,7 +6,8 @@
 //   ln p     = log_softmax over the range of I[i, :], as index_scores.h defines I
 //   kl[i]    = sum_j t^ * (ln max(t^, 1e-10) - ln p)                 0 where t^ is 0
 //   g[i, j]  = (p - t^) * d_kl
-//   d_index_query, d_index_key, d_index_weights: from g as in index_scores_at_backward.h, over all j
+//   d_index_query, d_index_key, d_index_weights: from g as in index_scores_at_backward.h, over all
+//   j
 //
 // - Neither scores nor targets exist as a matrix: they are computed tile by tile. The workspace
 //   grows with rows, with keys and with the tile, never with rows * keys.

@@ -10,7 +10,8 @@ namespace winnow {
 namespace {
 
 constexpr char kName[] = "dense_index_loss";
-constexpr const Implementation<DenseIndexLossArgs>* kList[] = {&ref::dense_index_loss_implementation};
+constexpr const Implementation<DenseIndexLossArgs>* kList[] = {
+    &ref::dense_index_loss_implementation};
 
 void check(const DenseIndexLossArgs& a) {
   ops::check_indexer(kName, a.index_query, a.index_key, a.index_weights, a.starts, a.ends);
@@ -22,9 +23,8 @@ void check(const DenseIndexLossArgs& a) {
   check_shape(kName, "lse", a.lse, {rows, a.query.shape[1]}, "[rows, heads]");
   check_dtype(kName, "lse", a.lse, {wide});
   WINNOW_CHECK(kName, std::isfinite(a.d_kl), "d_kl must be finite, got {}", a.d_kl);
-  const std::initializer_list<Tensor> inputs = {a.index_query, a.index_key, a.index_weights,
-                                                a.query,       a.key,       a.lse,
-                                                a.starts,      a.ends};
+  const std::initializer_list<Tensor> inputs = {
+      a.index_query, a.index_key, a.index_weights, a.query, a.key, a.lse, a.starts, a.ends};
   ops::check_output(kName, "kl", a.kl, wide, {rows}, "[rows]", inputs);
   ops::check_indexer_gradients(kName, a.index_query, a.index_key, a.d_index_query, a.d_index_key,
                                a.d_index_weights, inputs);

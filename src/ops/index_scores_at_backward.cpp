@@ -8,7 +8,8 @@ namespace winnow {
 namespace {
 
 constexpr char kName[] = "index_scores_at_backward";
-constexpr const Implementation<IndexScoresAtBackwardArgs>* kList[] = {&ref::index_scores_at_backward_implementation};
+constexpr const Implementation<IndexScoresAtBackwardArgs>* kList[] = {
+    &ref::index_scores_at_backward_implementation};
 
 void check(const IndexScoresAtBackwardArgs& a) {
   ops::check_indexer(kName, a.index_query, a.index_key, a.index_weights, a.starts, a.ends);
@@ -16,10 +17,9 @@ void check(const IndexScoresAtBackwardArgs& a) {
   ops::check_indices(kName, a.topk_indices, rows);
   check_shape(kName, "d_scores", a.d_scores, {rows, a.topk_indices.shape[1]}, "[rows, topk]");
   check_dtype(kName, "d_scores", a.d_scores, {ops::wide_dtype(a.index_query.dtype)});
-  ops::check_indexer_gradients(kName, a.index_query, a.index_key, a.d_index_query, a.d_index_key,
-                               a.d_index_weights,
-                               {a.index_query, a.index_key, a.index_weights, a.topk_indices,
-                                a.starts, a.ends, a.d_scores});
+  ops::check_indexer_gradients(
+      kName, a.index_query, a.index_key, a.d_index_query, a.d_index_key, a.d_index_weights,
+      {a.index_query, a.index_key, a.index_weights, a.topk_indices, a.starts, a.ends, a.d_scores});
 }
 
 }  // namespace

@@ -17,7 +17,12 @@ inline std::int64_t index_backward_doubles(const Tensor& q, const Tensor& k) {
 class IndexScoreBackward {
  public:
   IndexScoreBackward(const Tensor& q, const Tensor& k, const Tensor& w, bool relu, double* doubles)
-      : q_(q), k_(k), w_(w), relu_(relu), d_key_(doubles), d_query_(doubles + k.elements()),
+      : q_(q),
+        k_(k),
+        w_(w),
+        relu_(relu),
+        d_key_(doubles),
+        d_query_(doubles + k.elements()),
         d_weights_(d_query_ + q.shape[1] * q.shape[2]) {
     std::fill(d_key_, d_query_, 0.0);
   }

@@ -32,9 +32,7 @@ struct RowLoss {
     return share == 0 ? 0 : share * (std::log(clamped(share)) - log_p(score));
   }
   // Derivative of the loss by the score.
-  double gradient(double target, double score) const {
-    return std::exp(log_p(score)) - t(target);
-  }
+  double gradient(double target, double score) const { return std::exp(log_p(score)) - t(target); }
   bool empty() const { return sum == 0; }
 };
 
