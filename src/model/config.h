@@ -17,9 +17,16 @@ struct ModelConfig {
   attention::AttentionConfig attention;
 };
 
-// Keys are the field names above, with "attention" and "attention.indexer" as nested objects.
-// Unknown keys are refused by name with the nearest valid one; missing required keys and broken
-// rules by name and value.
+// Throws with option, rule and value.
+void validate(const ModelConfig& config);
+
+// How many numbers a model of this shape trains.
+std::int64_t parameter_count(const ModelConfig& config);
+
+// Keys are the field names above, with "attention" and "attention.indexer" as nested objects. Every
+// key that applies is required, but for vocab_size and q_lora_rank (0). Unknown keys are refused by
+// name with the nearest valid one; keys of the other kind of attention, missing keys, wrong types
+// and broken rules by name and value.
 ModelConfig read_model_config(const nlohmann::json& json);
 nlohmann::json write_model_config(const ModelConfig& config);
 

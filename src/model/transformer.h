@@ -43,6 +43,7 @@ class Transformer {
   Transformer(const ModelConfig& config, DType dtype, std::uint64_t seed);
   ~Transformer();
   Transformer(Transformer&&) noexcept;
+  Transformer& operator=(Transformer&&) noexcept;
 
   const ModelConfig& config() const;
   ParameterList& parameters();
@@ -54,17 +55,18 @@ class Transformer {
   // Log-probabilities [rows, vocab_size] of the next token for every row: the training forward.
   Array log_probabilities(const Batch& batch, attention::AttentionMode mode);
 
-  // The selection of the last step or call, one [rows, topk] tensor per layer (empty in dense
-  // mode).
+  // The selection of the last step or call, one int32 [rows, topk] tensor per layer; no tensors
+  // where nothing was selected (dense mode, and a warm-up that does not measure).
   std::vector<Tensor> selections() const;
 
-  // Holds the selection of the last sparse step for all later ones: for finite differences and
-  // replays.
+  // Holds the selection of the last sparse step for all later ones, which must have as many rows:
+  // for finite differences and replays.
   void freeze_selection(bool frozen);
 
  private:
-  struct Implementation;
-  std::unique_ptr<Implementation> self_;
+  friend class Decoder;
+  struct Network;
+  std::unique_ptr<Network> network_;
 };
 
 }  // namespace winnow::model

@@ -1,0 +1,99 @@
+#include "attention/indexer.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "attention/views.h"
+#include "base/numbers.h"
+#include "nn/matmul.h"
+#include "nn/norm.h"
+#include "nn/pointwise.h"
+
+namespace winnow::attention {
+namespace {
+
+void fill(const Tensor& t, double value) {
+  for (std::int64_t i = 0; i < t.elements(); ++i) store_double(t.data, t.dtype, i, value);
+}
+
+}  // namespace
+
+Indexer::Indexer(const AttentionConfig& config, const nn::RopeTable& rope,
+                 ParameterList& parameters, const std::string& prefix, DType dtype)
+    : c_(config.indexer),
+      rope_first_(config.kind == AttentionKind::kMla),
+      rope_(rope),
+      dtype_(dtype) {
+  const auto add = [&](const char* name, std::initializer_list<std::int64_t> shape) {
+    Parameter& p = parameters.add(prefix + name, shape, dtype);
+    p.indexer = true;
+    return &p;
+  };
+  const bool mla = config.kind == AttentionKind::kMla;
+  const bool from_latent = mla && config.q_lora_rank > 0;
+  query_ =
+      add(mla ? "wq_b.weight" : "wq.weight", {c_.index_heads * c_.index_dim,
+                                              from_latent ? config.q_lora_rank : config.hidden_size});
+  key_ = add("wk.weight", {c_.index_dim, config.hidden_size});
+  if (standard()) {
+    norm_weight_ = add("k_norm.weight", {c_.index_dim});
+    norm_bias_ = add("k_norm.bias", {c_.index_dim});
+    weights_ = add("weights_proj.weight", {c_.index_heads, config.hidden_size});
+  }
+}
+
+void Indexer::forward(const Tensor& x, const Tensor& query_input, const Rows& rows,
+                      KeyCache& cache, Memory& memory) {
+  const std::int64_t n = rows.count();
+  const Tensor& query = memory.index_query.fit(dtype_, {n, c_.index_heads, c_.index_dim});
+  const Tensor& weights = memory.index_weights.fit(dtype_, {n, c_.index_heads});
+  const Tensor key = cache.index_key.view().rows(rows.first_key, n);
+  nn::linear(query_input, query_->value, join_heads(query));
+  if (standard()) {
+    nn::linear(x, key_->value, memory.k_projected.fit(dtype_, {n, c_.index_dim}));
+    nn::layer_norm(memory.k_projected, norm_weight_->value, norm_bias_->value, c_.k_norm_epsilon,
+                   key, memory.k_mean.fit(dtype_, {n}), memory.k_scale.fit(dtype_, {n}));
+    nn::linear(x, weights_->value, weights);
+    scale(weights, weight_scale());
+  } else {
+    nn::linear(x, key_->value, key);
+    fill(weights, weight_scale());
+  }
+  rotate(query, rows, false);
+  rotate(as_one_head(key), rows, false);
+}
+
+void Indexer::backward(const Tensor& x, const Tensor& query_input, const Rows& rows,
+                       Memory& memory) {
+  const Tensor detached;  // a gradient that nobody gets
+  rotate(memory.d_index_query, rows, true);
+  rotate(as_one_head(memory.d_index_key), rows, true);
+  nn::linear_backward(query_input, query_->value, join_heads(memory.d_index_query), detached,
+                      query_->grad);
+  if (!standard()) {
+    nn::linear_backward(x, key_->value, memory.d_index_key, detached, key_->grad);
+    return;
+  }
+  const Tensor& d_k = memory.d_k.fit(dtype_, {rows.count(), c_.index_dim});
+  nn::layer_norm_backward(memory.k_projected, norm_weight_->value, memory.k_mean, memory.k_scale,
+                          memory.d_index_key, d_k, norm_weight_->grad, norm_bias_->grad);
+  nn::linear_backward(x, key_->value, d_k, detached, key_->grad);
+  scale(memory.d_index_weights, weight_scale());
+  nn::linear_backward(x, weights_->value, memory.d_index_weights, detached, weights_->grad);
+}
+
+double Indexer::weight_scale() const {
+  return 1 / std::sqrt(static_cast<double>(c_.index_heads) * static_cast<double>(c_.index_dim));
+}
+
+// RoPE, then Hadamard; their inverses in the other order. t [rows, heads, index_dim], contiguous.
+void Indexer::rotate(const Tensor& t, const Rows& rows, bool inverse) const {
+  if (c_.hadamard && inverse) nn::hadamard(t);
+  if (c_.rope_dim > 0) {
+    const std::int64_t first = rope_first_ ? 0 : c_.index_dim - c_.rope_dim;
+    nn::rope(t.channels(first, c_.rope_dim), rows.positions, rope_, c_.rope_pairing, inverse);
+  }
+  if (c_.hadamard && !inverse) nn::hadamard(t);
+}
+
+}  // namespace winnow::attention

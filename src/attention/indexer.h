@@ -1,0 +1,50 @@
+// The lightning indexer: which keys a row should attend to.
+//
+//   index_query = rope(query_input . wq^T)         index_key = rope(norm(x . wk^T))
+//   index_weights = x . weights_proj^T * index_heads^-0.5 * index_dim^-0.5
+//
+// Both optionally rotated by the Hadamard matrix after RoPE. RoPE turns the first rope_dim channels
+// for MLA, the last for GQA. The simplified indexer has one head, no norm, and the constant weight
+// index_dim^-0.5.
+//
+// The inputs are detached: backward fills the gradients of the indexer's own parameters, and none
+// of its inputs'.
+#pragma once
+
+#include <string>
+
+#include "attention/pass.h"
+#include "base/parameters.h"
+
+namespace winnow::attention {
+
+class Indexer {
+ public:
+  // Adds the parameters under `prefix` ("model.layers.0.self_attn.indexer.").
+  Indexer(const AttentionConfig& config, const nn::RopeTable& rope, ParameterList& parameters,
+          const std::string& prefix, DType dtype);
+
+  // Fills memory.index_query and memory.index_weights, and the rows' index keys in the cache.
+  // query_input is the normed query latent, or x where there is none.
+  void forward(const Tensor& x, const Tensor& query_input, const Rows& rows, KeyCache& cache,
+               Memory& memory);
+
+  // Right after the forward of the same rows, which must be all keys there are: takes
+  // memory.d_index_query, d_index_key and d_index_weights to the parameters' gradients.
+  void backward(const Tensor& x, const Tensor& query_input, const Rows& rows, Memory& memory);
+
+ private:
+  bool standard() const { return c_.mode == IndexerMode::kStandard; }
+  // index_heads^-0.5 * index_dim^-0.5
+  double weight_scale() const;
+  void rotate(const Tensor& t, const Rows& rows, bool inverse) const;
+
+  const IndexerConfig c_;
+  const bool rope_first_;
+  const nn::RopeTable& rope_;
+  const DType dtype_;
+  Parameter *query_ = nullptr, *key_ = nullptr;
+  Parameter *norm_weight_ = nullptr, *norm_bias_ = nullptr, *weights_ = nullptr;  // standard
+};
+
+}  // namespace winnow::attention

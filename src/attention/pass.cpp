@@ -1,0 +1,24 @@
+#include "attention/pass.h"
+
+namespace winnow::attention {
+
+void KeyCache::fit(const AttentionConfig& config, DType dtype, std::int64_t capacity) {
+  if (config.kind == AttentionKind::kMla) {
+    key.fit(dtype, {capacity, 1, config.kv_lora_rank + config.qk_rope_head_dim});
+  } else {
+    key.fit(dtype, {capacity, config.kv_heads, config.qk_nope_head_dim + config.qk_rope_head_dim});
+    value.fit(dtype, {capacity, config.kv_heads, config.v_head_dim});
+  }
+  index_key.fit(dtype, {capacity, config.indexer.index_dim});
+}
+
+RopeTables::RopeTables(const AttentionConfig& config, DType dtype) {
+  const auto table = [&](std::int64_t dim) {
+    return dim == 0 ? nn::RopeTable()
+                    : nn::RopeTable(config.max_positions, dim, config.rope_theta, dtype);
+  };
+  attention = table(config.qk_rope_head_dim);
+  indexer = table(config.indexer.rope_dim);
+}
+
+}  // namespace winnow::attention

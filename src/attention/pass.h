@@ -1,0 +1,58 @@
+// What one pass through the layers has in common: its rows, the keys they add, shared memory.
+#pragma once
+
+#include <span>
+
+#include "attention/buffer.h"
+#include "attention/config.h"
+#include "nn/rope.h"
+
+namespace winnow::attention {
+
+// The rows of a pass. They become the keys [first_key, first_key + count) of every layer's cache:
+// all of it in training, the newest part of it in generation.
+struct Rows {
+  std::span<const std::int32_t> positions;  // [rows], inside the row's sequence
+  Tensor starts, ends;                      // int32 [rows], over the keys of the cache
+  std::int64_t first_key = 0;
+
+  std::int64_t count() const { return static_cast<std::int64_t>(positions.size()); }
+  std::int64_t keys() const { return first_key + count(); }
+};
+
+// What a layer keeps of the rows it has seen, as later rows need it: after norms and RoPE.
+struct KeyCache {
+  Buffer key;        // [capacity, kv_heads, dim_qk]; MLA: [capacity, 1, kv_lora_rank + rope]
+  Buffer value;      // [capacity, kv_heads, v_head_dim]; MLA: none, it is part of the key
+  Buffer index_key;  // [capacity, index_dim]
+
+  void fit(const AttentionConfig& config, DType dtype, std::int64_t capacity);
+};
+
+// Rotation tables of a model: the attention's and the indexer's.
+struct RopeTables {
+  nn::RopeTable attention, indexer;
+  RopeTables(const AttentionConfig& config, DType dtype);
+};
+
+// Workspace and temporaries that all layers share, since a layer needs them only while it runs.
+struct Memory {
+  Scratch scratch;
+  // Gradients of the attention: of its inputs and output, then of what they come from.
+  Buffer d_query, d_key, d_value, d_attended;
+  Buffer d_q, d_q_latent, d_q_down, d_latent, d_heads;
+  // The indexer's activations: its gradient is complete within the layer's forward.
+  Buffer index_query, index_weights, k_projected, k_mean, k_scale;
+  Buffer topk_scores, target, kl, d_scores, d_index_query, d_index_key, d_index_weights, d_k;
+  // A second, dense attention that measures what the selection catches.
+  Buffer dense_attended, dense_lse;
+};
+
+// Calls an operation with a workspace from `scratch`.
+template <class Args>
+void call(void (*operation)(const Args&, Workspace), std::int64_t (*workspace_bytes)(const Args&),
+          const Args& args, Scratch& scratch) {
+  operation(args, scratch.get(workspace_bytes(args)));
+}
+
+}  // namespace winnow::attention

@@ -1,0 +1,201 @@
+#include "model/config.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "model/json_reader.h"
+
+namespace winnow::model {
+namespace {
+
+using attention::AttentionConfig;
+using attention::AttentionKind;
+using attention::IndexerConfig;
+using attention::IndexerMode;
+using nlohmann::json;
+
+constexpr char kName[] = "config";
+
+template <class Value>
+using Words = std::vector<std::pair<const char*, Value>>;
+
+const Words<AttentionKind>& kind_words() {
+  static const Words<AttentionKind> words = {{"mla", AttentionKind::kMla},
+                                             {"gqa", AttentionKind::kGqa}};
+  return words;
+}
+const Words<IndexerMode>& mode_words() {
+  static const Words<IndexerMode> words = {{"standard", IndexerMode::kStandard},
+                                           {"simplified", IndexerMode::kSimplified}};
+  return words;
+}
+const Words<nn::RopePairing>& pairing_words() {
+  static const Words<nn::RopePairing> words = {{"interleaved", nn::RopePairing::kInterleaved},
+                                               {"half_split", nn::RopePairing::kHalfSplit}};
+  return words;
+}
+
+template <class Value>
+const char* word_of(Value value, const Words<Value>& words) {
+  for (const auto& [name, candidate] : words) {
+    if (candidate == value) return name;
+  }
+  return "";
+}
+
+IndexerConfig read_indexer(const json& object) {
+  JsonReader reader(object, "attention.indexer");
+  IndexerConfig c;
+  c.mode = reader.word("mode", mode_words());
+  c.index_heads = reader.integer("index_heads");
+  c.index_dim = reader.integer("index_dim");
+  c.topk = reader.integer("topk");
+  c.rope_dim = reader.integer("rope_dim");
+  c.rope_pairing = reader.word("rope_pairing", pairing_words());
+  c.relu = reader.boolean("relu");
+  c.hadamard = reader.boolean("hadamard");
+  if (c.mode == IndexerMode::kStandard) {
+    c.k_norm_epsilon = reader.number("k_norm_epsilon");
+  } else {
+    reader.refuse({"k_norm_epsilon"}, "belongs to mode \"standard\", mode is \"simplified\"");
+  }
+  reader.finish();
+  return c;
+}
+
+AttentionConfig read_attention(const json& object) {
+  JsonReader reader(object, "attention");
+  AttentionConfig c;
+  c.kind = reader.word("kind", kind_words());
+  c.hidden_size = reader.integer("hidden_size");
+  c.heads = reader.integer("heads");
+  if (c.kind == AttentionKind::kMla) {
+    c.q_lora_rank = reader.integer_or("q_lora_rank", 0);
+    c.kv_lora_rank = reader.integer("kv_lora_rank");
+    c.latent_norm_epsilon = reader.number("latent_norm_epsilon");
+    reader.refuse({"kv_heads"}, "belongs to kind \"gqa\", kind is \"mla\"");
+  } else {
+    c.kv_heads = reader.integer("kv_heads");
+    reader.refuse({"q_lora_rank", "kv_lora_rank", "latent_norm_epsilon"},
+                  "belongs to kind \"mla\", kind is \"gqa\"");
+  }
+  c.qk_nope_head_dim = reader.integer("qk_nope_head_dim");
+  c.qk_rope_head_dim = reader.integer("qk_rope_head_dim");
+  c.v_head_dim = reader.integer("v_head_dim");
+  c.rope_theta = reader.number("rope_theta");
+  c.rope_pairing = reader.word("rope_pairing", pairing_words());
+  c.max_positions = reader.integer("max_positions");
+  c.indexer = read_indexer(reader.object("indexer"));
+  reader.finish();
+  return c;
+}
+
+json write_indexer(const IndexerConfig& c) {
+  json object = {{"mode", word_of(c.mode, mode_words())},
+                 {"index_heads", c.index_heads},
+                 {"index_dim", c.index_dim},
+                 {"topk", c.topk},
+                 {"rope_dim", c.rope_dim},
+                 {"rope_pairing", word_of(c.rope_pairing, pairing_words())},
+                 {"relu", c.relu},
+                 {"hadamard", c.hadamard}};
+  if (c.mode == IndexerMode::kStandard) object["k_norm_epsilon"] = c.k_norm_epsilon;
+  return object;
+}
+
+json write_attention(const AttentionConfig& c) {
+  json object = {{"kind", word_of(c.kind, kind_words())},
+                 {"hidden_size", c.hidden_size},
+                 {"heads", c.heads},
+                 {"qk_nope_head_dim", c.qk_nope_head_dim},
+                 {"qk_rope_head_dim", c.qk_rope_head_dim},
+                 {"v_head_dim", c.v_head_dim},
+                 {"rope_theta", c.rope_theta},
+                 {"rope_pairing", word_of(c.rope_pairing, pairing_words())},
+                 {"max_positions", c.max_positions},
+                 {"indexer", write_indexer(c.indexer)}};
+  if (c.kind == AttentionKind::kMla) {
+    object["q_lora_rank"] = c.q_lora_rank;
+    object["kv_lora_rank"] = c.kv_lora_rank;
+    object["latent_norm_epsilon"] = c.latent_norm_epsilon;
+  } else {
+    object["kv_heads"] = c.kv_heads;
+  }
+  return object;
+}
+
+std::int64_t attention_parameters(const AttentionConfig& c) {
+  const std::int64_t head_dim = c.qk_nope_head_dim + c.qk_rope_head_dim, h = c.hidden_size;
+  std::int64_t n = h * c.heads * c.v_head_dim;  // o_proj
+  const bool latent_query = c.kind == AttentionKind::kMla && c.q_lora_rank > 0;
+  const std::int64_t query_input = latent_query ? c.q_lora_rank : h;
+  n += c.heads * head_dim * query_input;
+  if (latent_query) n += c.q_lora_rank * (h + 1);
+  if (c.kind == AttentionKind::kMla) {
+    n += (c.kv_lora_rank + c.qk_rope_head_dim) * h + c.kv_lora_rank +
+         c.heads * (c.qk_nope_head_dim + c.v_head_dim) * c.kv_lora_rank;
+  } else {
+    n += c.kv_heads * (head_dim + c.v_head_dim) * h;
+  }
+  const IndexerConfig& i = c.indexer;
+  n += i.index_heads * i.index_dim * query_input + i.index_dim * h;
+  if (i.mode == IndexerMode::kStandard) n += 2 * i.index_dim + i.index_heads * h;
+  return n;
+}
+
+}  // namespace
+
+// Every width is at most 2^24, so that a layer's count stays below 2^52.
+std::int64_t parameter_count(const ModelConfig& c) {
+  const std::int64_t h = c.attention.hidden_size;
+  const std::int64_t layer =
+      attention_parameters(c.attention) + 3 * h * c.intermediate_size + 2 * h;
+  return c.layers * layer + c.vocab_size * h * (c.tied_embeddings ? 1 : 2) + h;
+}
+
+void validate(const ModelConfig& c) {
+  constexpr std::int64_t kMaxSize = std::int64_t{1} << 24, kMaxLayers = 1024,
+                         kMaxParameters = std::int64_t{1} << 42;
+  WINNOW_CHECK(kName, c.vocab_size >= 1 && c.vocab_size <= kMaxSize,
+               "vocab_size must be from 1 to {}, got {}", kMaxSize, c.vocab_size);
+  WINNOW_CHECK(kName, c.layers >= 1 && c.layers <= kMaxLayers, "layers must be from 1 to {}, got {}",
+               kMaxLayers, c.layers);
+  WINNOW_CHECK(kName, c.intermediate_size >= 1 && c.intermediate_size <= kMaxSize,
+               "intermediate_size must be from 1 to {}, got {}", kMaxSize, c.intermediate_size);
+  WINNOW_CHECK(kName, std::isfinite(c.norm_epsilon) && c.norm_epsilon > 0,
+               "norm_epsilon must be positive and finite, got {}", c.norm_epsilon);
+  attention::validate(c.attention);
+  const std::int64_t parameters = parameter_count(c);
+  WINNOW_CHECK(kName, parameters <= kMaxParameters,
+               "the sizes must make a model of at most {} parameters, got {}", kMaxParameters,
+               parameters);
+}
+
+ModelConfig read_model_config(const json& object) {
+  JsonReader reader(object, "");
+  ModelConfig c;
+  c.vocab_size = reader.integer_or("vocab_size", c.vocab_size);
+  c.layers = reader.integer("layers");
+  c.intermediate_size = reader.integer("intermediate_size");
+  c.norm_epsilon = reader.number("norm_epsilon");
+  c.tied_embeddings = reader.boolean("tied_embeddings");
+  c.attention = read_attention(reader.object("attention"));
+  reader.finish();
+  validate(c);
+  return c;
+}
+
+json write_model_config(const ModelConfig& c) {
+  return {{"vocab_size", c.vocab_size},
+          {"layers", c.layers},
+          {"intermediate_size", c.intermediate_size},
+          {"norm_epsilon", c.norm_epsilon},
+          {"tied_embeddings", c.tied_embeddings},
+          {"attention", write_attention(c.attention)}};
+}
+
+}  // namespace winnow::model

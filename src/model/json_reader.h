@@ -1,0 +1,52 @@
+// Reads one JSON object key by key, and refuses what it does not know: by name, with the nearest
+// valid name.
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace winnow::model {
+
+class JsonReader {
+ public:
+  // `path` names the object in messages: "attention.indexer"; "" for the outermost.
+  JsonReader(const nlohmann::json& object, std::string path);
+
+  std::int64_t integer(const std::string& key);
+  std::int64_t integer_or(const std::string& key, std::int64_t absent);
+  double number(const std::string& key);
+  bool boolean(const std::string& key);
+  const nlohmann::json& object(const std::string& key);
+  // One of the words, as its value.
+  template <class Value>
+  Value word(const std::string& key, const std::vector<std::pair<const char*, Value>>& words) {
+    const std::string text = string(key);
+    std::vector<std::string> names;
+    for (const auto& [name, value] : words) {
+      if (text == name) return value;
+      names.emplace_back(name);
+    }
+    refuse_word(key, text, names);
+  }
+
+  // These keys exist, but not beside what was read: `why` says what they belong to.
+  void refuse(const std::vector<std::string>& keys, const std::string& why);
+  // To be called last: refuses every key that nobody asked for.
+  void finish() const;
+
+ private:
+  const nlohmann::json& get(const std::string& key);
+  std::string string(const std::string& key);
+  std::string full(const std::string& key) const;
+  [[noreturn]] void refuse_word(const std::string& key, const std::string& text,
+                                const std::vector<std::string>& names) const;
+
+  const nlohmann::json& object_;
+  const std::string path_;
+  std::vector<std::string> known_;
+};
+
+}  // namespace winnow::model
