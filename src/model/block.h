@@ -8,9 +8,12 @@
 #include "attention/layer.h"
 #include "model/config.h"
 
+
 namespace winnow::model {
 
 // Temporaries of the blocks' backward, shared by all.
+using attention::Buffer;
+
 struct BlockMemory {
   attention::Memory attention;
   Buffer d_normed, d_activated, d_gate, d_up;
