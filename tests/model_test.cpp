@@ -1,6 +1,8 @@
 // The transformer as a whole: equalities between modes, packings and thread counts.
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "tests/tiny_models.h"
 #include "winnow/error.h"
 #include "winnow/threads.h"
@@ -116,7 +118,8 @@ TEST(Model, EveryBitIsTheSameForEveryThreadCount) {
         StepOptions options;
         options.mode = mode;
         options.index_loss_scale = mode == AttentionMode::kDense ? 0 : 1;
-        const StepResult r = model.step(packed_batch({60, 41, 1, 33}, config.vocab_size, 5), options);
+        const StepResult r =
+            model.step(packed_batch({60, 41, 1, 33}, config.vocab_size, 5), options);
         losses.push_back(r.nll);
         gradients.emplace_back(r.index_kl);
         for (const auto& p : model.parameters().all()) {
@@ -143,9 +146,11 @@ TEST(Model, FloatsFollowTheDoubles) {
       }
     }
     const Batch batch = packed_batch({12, 7}, config.vocab_size, 5);
-    const std::vector<double> f32 = numbers(narrow.log_probabilities(batch, AttentionMode::kSparse));
+    const std::vector<double> f32 =
+        numbers(narrow.log_probabilities(batch, AttentionMode::kSparse));
     const std::vector<double> f64 = numbers(wide.log_probabilities(batch, AttentionMode::kSparse));
-    // Two layers of some 20 roundings of numbers of size 10 at 2^-24, amplified by norms and softmax.
+    // Two layers of some 20 roundings of numbers of size 10 at 2^-24, amplified by norms and
+    // softmax.
     for (std::size_t i = 0; i < f32.size(); ++i) EXPECT_NEAR(f32[i], f64[i], 1e-4) << name;
   }
 }

@@ -32,8 +32,8 @@ Indexer::Indexer(const AttentionConfig& config, const nn::RopeTable& rope,
   const bool mla = config.kind == AttentionKind::kMla;
   const bool from_latent = mla && config.q_lora_rank > 0;
   query_ =
-      add(mla ? "wq_b.weight" : "wq.weight", {c_.index_heads * c_.index_dim,
-                                              from_latent ? config.q_lora_rank : config.hidden_size});
+      add(mla ? "wq_b.weight" : "wq.weight",
+          {c_.index_heads * c_.index_dim, from_latent ? config.q_lora_rank : config.hidden_size});
   key_ = add("wk.weight", {c_.index_dim, config.hidden_size});
   if (standard()) {
     norm_weight_ = add("k_norm.weight", {c_.index_dim});
@@ -42,8 +42,8 @@ Indexer::Indexer(const AttentionConfig& config, const nn::RopeTable& rope,
   }
 }
 
-void Indexer::forward(const Tensor& x, const Tensor& query_input, const Rows& rows,
-                      KeyCache& cache, Memory& memory) {
+void Indexer::forward(const Tensor& x, const Tensor& query_input, const Rows& rows, KeyCache& cache,
+                      Memory& memory) {
   const std::int64_t n = rows.count();
   const Tensor& query = memory.index_query.fit(dtype_, {n, c_.index_heads, c_.index_dim});
   const Tensor& weights = memory.index_weights.fit(dtype_, {n, c_.index_heads});

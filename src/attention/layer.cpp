@@ -32,8 +32,8 @@ Layer::Layer(const AttentionConfig& config, const RopeTables& ropes, ParameterLi
              const std::string& prefix, DType dtype)
     : c_(checked(config)),
       dtype_(dtype),
-      projection_((c_.kind == AttentionKind::kMla ? make_mla : make_gqa)(c_, ropes.attention,
-                                                                         parameters, prefix, dtype)),
+      projection_((c_.kind == AttentionKind::kMla ? make_mla : make_gqa)(
+          c_, ropes.attention, parameters, prefix, dtype)),
       indexer_(c_, ropes.indexer, parameters, prefix + "indexer.", dtype) {}
 
 LayerResult Layer::forward(const Tensor& x, const Rows& rows, const LayerOptions& options,

@@ -21,11 +21,11 @@ namespace winnow::attention {
 
 struct LayerOptions {
   AttentionMode mode = AttentionMode::kDense;
-  bool index_loss = false;        // kSparse: compute the KL; kWarmup always does
-  bool index_gradient = false;    // and add its gradient to the indexer's parameters
-  double d_kl = 0;                // derivative of the total loss by the kl of each row
+  bool index_loss = false;      // kSparse: compute the KL; kWarmup always does
+  bool index_gradient = false;  // and add its gradient to the indexer's parameters
+  double d_kl = 0;              // derivative of the total loss by the kl of each row
   bool measure_selection = false;
-  bool reuse_selection = false;   // kSparse: attend to the last selection instead of a new one
+  bool reuse_selection = false;  // kSparse: attend to the last selection instead of a new one
 };
 
 struct LayerResult {

@@ -11,8 +11,8 @@ Block::Block(const ModelConfig& config, const attention::RopeTables& ropes,
     : epsilon_(config.norm_epsilon),
       intermediate_size_(config.intermediate_size),
       dtype_(dtype),
-      input_norm_(
-          &parameters.add(prefix + "input_layernorm.weight", {config.attention.hidden_size}, dtype)),
+      input_norm_(&parameters.add(prefix + "input_layernorm.weight", {config.attention.hidden_size},
+                                  dtype)),
       attention_(config.attention, ropes, parameters, prefix + "self_attn.", dtype) {
   const std::int64_t hidden = config.attention.hidden_size;
   const auto add = [&](const char* name, std::initializer_list<std::int64_t> shape) {
@@ -52,9 +52,8 @@ void Block::mlp_forward(const Tensor& y) {
   nn::linear(activated_, down_->value, y);
 }
 
-void Block::backward(const Tensor& x, const attention::Rows& rows,
-                     const attention::KeyCache& cache, const Tensor& d_stream,
-                     BlockMemory& memory) {
+void Block::backward(const Tensor& x, const attention::Rows& rows, const attention::KeyCache& cache,
+                     const Tensor& d_stream, BlockMemory& memory) {
   mlp_backward(d_stream, memory);
   const Tensor& d_normed = memory.d_normed.fit(dtype_, {x.shape[0], x.shape[1]});
   attention_.backward(normed_input_, rows, cache, d_stream, d_normed, memory.attention);

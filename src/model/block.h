@@ -1,13 +1,13 @@
 // One block of the transformer, on a residual stream x:
 //
-//   middle = x + attention(rms(x))        y = middle + down(silu(gate(n)) * up(n)),  n = rms(middle)
+//   middle = x + attention(rms(x))        y = middle + down(silu(gate(n)) * up(n)),  n =
+//   rms(middle)
 #pragma once
 
 #include <string>
 
 #include "attention/layer.h"
 #include "model/config.h"
-
 
 namespace winnow::model {
 
@@ -28,8 +28,8 @@ class Block {
   // x and y [rows, hidden]; y may be left out where only the indexer's loss matters. x and the
   // cache must stay as they are until the backward.
   attention::LayerResult forward(const Tensor& x, const attention::Rows& rows,
-                                 const attention::LayerOptions& options,
-                                 attention::KeyCache& cache, BlockMemory& memory, const Tensor& y);
+                                 const attention::LayerOptions& options, attention::KeyCache& cache,
+                                 BlockMemory& memory, const Tensor& y);
 
   // d_stream [rows, hidden]: the gradient of y comes in, that of x goes out.
   void backward(const Tensor& x, const attention::Rows& rows, const attention::KeyCache& cache,
@@ -48,9 +48,9 @@ class Block {
   attention::Layer attention_;
   Parameter *middle_norm_, *gate_, *up_, *down_;
   // Kept for the backward.
-  Buffer normed_input_, input_scale_;               // [rows, hidden], [rows]
-  Buffer middle_, normed_middle_, middle_scale_;    // [rows, hidden] twice, [rows]
-  Buffer gate_out_, up_out_, activated_;            // [rows, intermediate]
+  Buffer normed_input_, input_scale_;             // [rows, hidden], [rows]
+  Buffer middle_, normed_middle_, middle_scale_;  // [rows, hidden] twice, [rows]
+  Buffer gate_out_, up_out_, activated_;          // [rows, intermediate]
 };
 
 }  // namespace winnow::model

@@ -162,8 +162,8 @@ void validate(const ModelConfig& c) {
                          kMaxParameters = std::int64_t{1} << 42;
   WINNOW_CHECK(kName, c.vocab_size >= 1 && c.vocab_size <= kMaxSize,
                "vocab_size must be from 1 to {}, got {}", kMaxSize, c.vocab_size);
-  WINNOW_CHECK(kName, c.layers >= 1 && c.layers <= kMaxLayers, "layers must be from 1 to {}, got {}",
-               kMaxLayers, c.layers);
+  WINNOW_CHECK(kName, c.layers >= 1 && c.layers <= kMaxLayers,
+               "layers must be from 1 to {}, got {}", kMaxLayers, c.layers);
   WINNOW_CHECK(kName, c.intermediate_size >= 1 && c.intermediate_size <= kMaxSize,
                "intermediate_size must be from 1 to {}, got {}", kMaxSize, c.intermediate_size);
   WINNOW_CHECK(kName, std::isfinite(c.norm_epsilon) && c.norm_epsilon > 0,

@@ -26,8 +26,9 @@ class Sampler {
     }
     weights_.resize(log_probabilities.size());
     for (std::size_t t = 0; t < weights_.size(); ++t) {
-      weights_[t] = std::exp((static_cast<double>(log_probabilities[t]) - static_cast<double>(*best)) /
-                             options_.temperature);
+      weights_[t] =
+          std::exp((static_cast<double>(log_probabilities[t]) - static_cast<double>(*best)) /
+                   options_.temperature);
     }
     tokens_.resize(weights_.size());
     std::iota(tokens_.begin(), tokens_.end(), 0);

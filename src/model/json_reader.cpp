@@ -100,8 +100,8 @@ void JsonReader::refuse(const std::vector<std::string>& keys, const std::string&
 void JsonReader::finish() const {
   for (const auto& [key, value] : object_.items()) {
     if (std::find(known_.begin(), known_.end(), key) != known_.end()) continue;
-    fail(Status::kInvalidArgument, kName, "{} is not an option; did you mean {}?",
-         shown(full(key)), full(nearest_name(key, known_)));
+    fail(Status::kInvalidArgument, kName, "{} is not an option; did you mean {}?", shown(full(key)),
+         full(nearest_name(key, known_)));
   }
 }
 

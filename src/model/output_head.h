@@ -6,8 +6,8 @@
 #include <span>
 
 #include "attention/buffer.h"
-#include "model/config.h"
 #include "base/parameters.h"
+#include "model/config.h"
 
 namespace winnow::model {
 

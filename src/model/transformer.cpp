@@ -39,10 +39,10 @@ void check_batch(const Batch& batch, const ModelConfig& config, bool with_target
     WINNOW_CHECK(kName, batch.tokens[at] >= 0 && batch.tokens[at] < config.vocab_size,
                  "tokens must be from 0 to {}, got {} in row {}", config.vocab_size - 1,
                  batch.tokens[at], i);
-    WINNOW_CHECK(kName,
-                 !with_targets || (batch.targets[at] >= -1 && batch.targets[at] < config.vocab_size),
-                 "targets must be -1 or from 0 to {}, got {} in row {}", config.vocab_size - 1,
-                 batch.targets[at], i);
+    WINNOW_CHECK(
+        kName, !with_targets || (batch.targets[at] >= -1 && batch.targets[at] < config.vocab_size),
+        "targets must be -1 or from 0 to {}, got {} in row {}", config.vocab_size - 1,
+        batch.targets[at], i);
     WINNOW_CHECK(kName,
                  batch.positions[at] >= 0 && batch.positions[at] < config.attention.max_positions,
                  "positions must be from 0 to {}, got {} in row {}",
