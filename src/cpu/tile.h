@@ -38,12 +38,10 @@ WINNOW_INLINE void transpose8(F8 (&r)[8]) {
   r[3] = _mm256_permute2f128_ps(u3, u7, 0x20);
   r[7] = _mm256_permute2f128_ps(u3, u7, 0x31);
 #else
-  for (int i = 0; i < 8; ++i) {
-    for (int j = i + 1; j < 8; ++j) {
-      const float x = r[i][j];
-      r[i][j] = r[j][i];
-      r[j][i] = x;
-    }
+  float t[8][8];  // through memory: swapping elements of vectors takes compilers minutes
+  std::memcpy(t, r, sizeof t);
+  for (int j = 0; j < 8; ++j) {
+    r[j] = F8{t[0][j], t[1][j], t[2][j], t[3][j], t[4][j], t[5][j], t[6][j], t[7][j]};
   }
 #endif
 }
