@@ -35,8 +35,8 @@ std::vector<InstructionSet> instruction_sets() {
 nlohmann::ordered_json gather() {
   nlohmann::ordered_json info;
   info["version"] = WINNOW_VERSION;
-  info["build"] = {{"compiler", kCompiler}, {"type", WINNOW_BUILD_TYPE},
-                   {"flags", WINNOW_BUILD_FLAGS}};
+  info["build"] = {
+      {"compiler", kCompiler}, {"type", WINNOW_BUILD_TYPE}, {"flags", WINNOW_BUILD_FLAGS}};
   info["cpu"] = {{"model", cpu_features().model}, {"features", cpu_features().names()}};
   info["instruction_sets"] = nlohmann::ordered_json::array();
   for (const InstructionSet& set : instruction_sets()) {
@@ -48,18 +48,18 @@ nlohmann::ordered_json gather() {
                      {{"kind", "cuda"}, {"usable", false}, {"reason", "not built"}}};
   info["pins"] = pinned_implementations();
   info["libraries"] = {
-      {"fmt", fmt::format("{}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100,
-                          FMT_VERSION % 100)},
-      {"nlohmann_json",
-       fmt::format("{}.{}.{}", NLOHMANN_JSON_VERSION_MAJOR, NLOHMANN_JSON_VERSION_MINOR,
-                   NLOHMANN_JSON_VERSION_PATCH)},
+      {"fmt",
+       fmt::format("{}.{}.{}", FMT_VERSION / 10000, FMT_VERSION / 100 % 100, FMT_VERSION % 100)},
+      {"nlohmann_json", fmt::format("{}.{}.{}", NLOHMANN_JSON_VERSION_MAJOR,
+                                    NLOHMANN_JSON_VERSION_MINOR, NLOHMANN_JSON_VERSION_PATCH)},
       {"cli11", CLI11_VERSION}};
   return info;
 }
 
 // "usable", or why it is not.
 std::string usable(const nlohmann::ordered_json& thing) {
-  return thing["usable"].get<bool>() ? "usable" : "not usable: " + thing["reason"].get<std::string>();
+  return thing["usable"].get<bool>() ? "usable"
+                                     : "not usable: " + thing["reason"].get<std::string>();
 }
 
 void print_text(const nlohmann::ordered_json& info) {
@@ -75,8 +75,7 @@ void print_text(const nlohmann::ordered_json& info) {
   for (const auto& name : info["cpu"]["features"])
     features += (features.empty() ? "" : ", ") + text(name);
   line("cpu features", features.empty() ? "none that winnow uses" : features);
-  for (const auto& set : info["instruction_sets"])
-    line("cpu." + text(set["name"]), usable(set));
+  for (const auto& set : info["instruction_sets"]) line("cpu." + text(set["name"]), usable(set));
   line("threads", fmt::format("{}", info["threads"].get<int>()));
   for (const auto& device : info["devices"]) line("device " + text(device["kind"]), usable(device));
   for (const auto& [operation, implementation] : info["pins"].items())

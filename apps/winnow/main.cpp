@@ -96,8 +96,9 @@ void check_pins() {
 }
 
 int run(int argc, char** argv) {
-  CLI::App app("winnow: DeepSeek Sparse Attention. A small indexer scores all visible keys of a "
-               "query, the best k are kept,\nand attention reads only those.");
+  CLI::App app(
+      "winnow: DeepSeek Sparse Attention. A small indexer scores all visible keys of a "
+      "query, the best k are kept,\nand attention reads only those.");
   app.name("winnow");
   app.footer(kFooter);
   app.set_help_flag("-h,--help", "explains the program or a command");

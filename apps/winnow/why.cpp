@@ -8,7 +8,8 @@ namespace winnow::app {
 namespace {
 
 void print_operations() {
-  fmt::print("A problem is an operation and name=value pairs; what is left out takes its default.\n");
+  fmt::print(
+      "A problem is an operation and name=value pairs; what is left out takes its default.\n");
   for (const bench::Operation& operation : bench::operations()) {
     fmt::print("\n{}: {}\n", operation.name, operation.summary);
     for (const bench::Parameter& p : operation.parameters)

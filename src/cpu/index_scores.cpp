@@ -2,11 +2,12 @@
 //
 // Tasks: rows of one ScorerPlan times spans of 4096 keys. 2 * heads * dim FLOPs per score against 4
 // bytes written: bound by the FMA units.
+#include "winnow/index_scores.h"
+
 #include "base/cpu_features.h"
 #include "base/implementation.h"
 #include "base/parallel.h"
 #include "cpu/scorer.h"
-#include "winnow/index_scores.h"
 
 namespace winnow::cpu::WINNOW_ISA {
 namespace {
@@ -54,8 +55,8 @@ void run(const IndexScoresArgs& a, Workspace workspace) {
     for (std::int64_t r = 0; r < row_count; ++r) {
       const RowRange range = in.range(first_row + r);
       start[r] = range.start;
-      visible[r] = overlap({range.start, min64(range.end, range.start + width)},
-                           {span, span + kSpan});
+      visible[r] =
+          overlap({range.start, min64(range.end, range.start + width)}, {span, span + kSpan});
     }
     Carve own(scratch_of_workers + worker * own_bytes);
     const ScorerScratch scratch(own, plan);
@@ -71,7 +72,7 @@ void run(const IndexScoresArgs& a, Workspace workspace) {
 }  // namespace
 
 extern const Implementation<IndexScoresArgs> index_scores_implementation;
-const Implementation<IndexScoresArgs> index_scores_implementation = {
-    WINNOW_IMPLEMENTATION_NAME, refuse, workspace_bytes, run};
+const Implementation<IndexScoresArgs> index_scores_implementation = {WINNOW_IMPLEMENTATION_NAME,
+                                                                     refuse, workspace_bytes, run};
 
 }  // namespace winnow::cpu::WINNOW_ISA

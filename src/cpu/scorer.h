@@ -1,6 +1,7 @@
 // I[i, j] = sum_h w[i, h] * relu(q[i, h, :] . k[j, :]) for a few rows and a span of keys.
 //
-// Algorithm: the heads of each row are packed into tiles [dim][<= 6], 16 keys at a time into a panel
+// Algorithm: the heads of each row are packed into tiles [dim][<= 6], 16 keys at a time into a
+// panel
 //   [dim][16]. All head tiles of a row run against the panel while it is in L1; ReLU and weight are
 //   applied to the accumulators in registers, and the sum over heads stays in two registers: no
 //   [heads, keys] product exists in memory. Rows whose ranges overlap share the packed keys, in
@@ -80,18 +81,19 @@ WINNOW_INLINE void score_panel(const float* tile, const float* weights, Tiles ti
   for (int t = 0; t < tiles.count; ++t) {
     const int heads = tiles.rows(t);
     ahead.step(lines);
-    with_rows(heads, [&]<int kHeads>() __attribute__((always_inline)) {
-      F8 dot[kHeads][2];
+    with_rows(
+        heads, [&]<int kHeads>() __attribute__((always_inline)) {
+          F8 dot[kHeads][2];
 #pragma GCC unroll 8
-      for (int h = 0; h < kHeads; ++h) dot[h][0] = dot[h][1] = zero8();
-      multiply_tile<kHeads>(tile, kHeads, 1, panel, dim, dot);
+          for (int h = 0; h < kHeads; ++h) dot[h][0] = dot[h][1] = zero8();
+          multiply_tile<kHeads>(tile, kHeads, 1, panel, dim, dot);
 #pragma GCC unroll 8
-      for (int h = 0; h < kHeads; ++h) {
-        const F8 w = splat(weights[h]);
-        s0 = fma(w, kRelu ? relu8(dot[h][0]) : dot[h][0], s0);
-        s1 = fma(w, kRelu ? relu8(dot[h][1]) : dot[h][1], s1);
-      }
-    });
+          for (int h = 0; h < kHeads; ++h) {
+            const F8 w = splat(weights[h]);
+            s0 = fma(w, kRelu ? relu8(dot[h][0]) : dot[h][0], s0);
+            s1 = fma(w, kRelu ? relu8(dot[h][1]) : dot[h][1], s1);
+          }
+        });
     tile += heads * dim;
     weights += heads;
   }
@@ -144,15 +146,16 @@ void score_rows(const ScorerInputs& in, const ScorerPlan& plan, const ScorerScra
       const std::int64_t group_end = min64(active, g + plan.group);
       // One group: each panel is used at once and written over. More: the block is kept.
       const std::int64_t panel_floats = active > plan.group ? kPanel * dim : 0;
-      const auto lines = static_cast<int>(
-          kPanel * dim * static_cast<std::int64_t>(sizeof(T)) / 64 /
-              ((group_end - g) * tiles.count) + 1);
+      const auto lines = static_cast<int>(kPanel * dim * static_cast<std::int64_t>(sizeof(T)) / 64 /
+                                              ((group_end - g) * tiles.count) +
+                                          1);
       for (std::int64_t key = begin, p = 0; key < end; key += kPanel, ++p) {
         float* panel = scratch.panels + p * panel_floats;
         Prefetcher ahead(dim * static_cast<std::int64_t>(sizeof(T)));
         if (g == 0) {
           pack_panel(keys + key * key_stride, key_stride, min64(kPanel, end - key), dim, panel);
-          for (std::int64_t next = key + kPanel; next < min64(in.key.shape[0], key + 2 * kPanel); ++next) {
+          for (std::int64_t next = key + kPanel; next < min64(in.key.shape[0], key + 2 * kPanel);
+               ++next) {
             ahead.add(keys + next * key_stride);
           }
         }

@@ -81,16 +81,15 @@ WINNOW_INLINE void prefetch_l2(const void* p) {
   _mm_prefetch(static_cast<const char*>(p), _MM_HINT_T1);
 }
 #else
-WINNOW_INLINE F8 load(const BF16* p) {
-  F8 v;
+template <class T>
+WINNOW_INLINE F8 load_converted(const T* p) {
+  float v[8];
+#pragma GCC unroll 1
   for (int i = 0; i < 8; ++i) v[i] = to_float(p[i]);
-  return v;
+  return load(v);
 }
-WINNOW_INLINE F8 load(const F16* p) {
-  F8 v;
-  for (int i = 0; i < 8; ++i) v[i] = to_float(p[i]);
-  return v;
-}
+WINNOW_INLINE F8 load(const BF16* p) { return load_converted(p); }
+WINNOW_INLINE F8 load(const F16* p) { return load_converted(p); }
 WINNOW_INLINE F8 fma(F8 a, F8 b, F8 c) { return a * b + c; }
 WINNOW_INLINE float fma(float a, float b, float c) { return a * b + c; }
 WINNOW_INLINE F8 relu8(F8 x) { return x < zero8() ? zero8() : x; }

@@ -13,8 +13,14 @@
 
 namespace winnow::cpu::WINNOW_ISA {
 
-inline constexpr int kPanel = 16;    // columns of a panel
-inline constexpr int kTileRows = 6;  // most rows of a tile
+inline constexpr int kPanel = 16;  // columns of a panel
+// Most rows of a tile: what the registers hold. More would spill, and compile for minutes.
+#if defined(__AVX2__)
+inline constexpr int kTileRows =
+    6;  // 12 accumulators, 2 panel vectors, 1 broadcast of 16 registers
+#else
+inline constexpr int kTileRows = 2;  // of SSE2's 16 four-lane registers: 8 + 4 + 1
+#endif
 
 WINNOW_INLINE std::int64_t min64(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 WINNOW_INLINE std::int64_t max64(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
@@ -38,11 +44,13 @@ WINNOW_INLINE void transpose8(F8 (&r)[8]) {
   r[3] = _mm256_permute2f128_ps(u3, u7, 0x20);
   r[7] = _mm256_permute2f128_ps(u3, u7, 0x31);
 #else
-  float t[8][8];  // through memory: swapping elements of vectors takes compilers minutes
-  std::memcpy(t, r, sizeof t);
-  for (int j = 0; j < 8; ++j) {
-    r[j] = F8{t[0][j], t[1][j], t[2][j], t[3][j], t[4][j], t[5][j], t[6][j], t[7][j]};
-  }
+  float in[64], out[64];  // through memory: lane by lane in registers compiles for minutes
+#pragma GCC unroll 1
+  for (int i = 0; i < 8; ++i) store(in + 8 * i, r[i]);
+#pragma GCC unroll 1
+  for (int i = 0; i < 64; ++i) out[i] = in[i % 8 * 8 + i / 8];
+#pragma GCC unroll 1
+  for (int i = 0; i < 8; ++i) r[i] = load(out + 8 * i);
 #endif
 }
 
@@ -50,17 +58,18 @@ WINNOW_INLINE void transpose8(F8 (&r)[8]) {
 // and a test per row inside this loop costs 10 % of an attention call.
 template <class T>
 WINNOW_INLINE void pack_panel(const T* const* row, std::int64_t K, float* out) {
-  auto step = [&](std::int64_t k, int group) __attribute__((always_inline)) {
+  std::int64_t k = 0;
+#if defined(__AVX2__)  // elsewhere the compiler's own loop is as good, and much less code
+  auto step = [&](std::int64_t at, int group) __attribute__((always_inline)) {
     F8 r[8];
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) r[i] = load(row[group + i] + k);
+    for (int i = 0; i < 8; ++i) r[i] = load(row[group + i] + at);
     transpose8(r);
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) store(out + (k + i) * kPanel + group, r[i]);
+    for (int i = 0; i < 8; ++i) store(out + (at + i) * kPanel + group, r[i]);
   };
   // Eight rows at a time, whole cache lines: rows a multiple of 4 KiB apart share one L1 set.
   constexpr int kLine = 64 / sizeof(T);
-  std::int64_t k = 0;
   for (; k + kLine <= K; k += kLine) {
 #pragma GCC unroll 2
     for (int group = 0; group < kPanel; group += 8) {
@@ -72,6 +81,8 @@ WINNOW_INLINE void pack_panel(const T* const* row, std::int64_t K, float* out) {
     step(k, 0);
     step(k, 8);
   }
+#endif
+#pragma GCC unroll 1
   for (; k < K; ++k) {
     for (int i = 0; i < kPanel; ++i) out[k * kPanel + i] = to_float(row[i][k]);
   }
@@ -91,6 +102,7 @@ template <class T>
 WINNOW_INLINE void pack_tile(const T* base, std::int64_t stride, int mr, std::int64_t K,
                              float* out) {
   std::int64_t k = 0;
+#if defined(__AVX2__)
   for (; k + 8 <= K; k += 8) {
     F8 r[8];
 #pragma GCC unroll 8
@@ -100,12 +112,14 @@ WINNOW_INLINE void pack_tile(const T* base, std::int64_t stride, int mr, std::in
     for (int i = 0; i < 8; ++i)
       store(out + (k + i) * mr, r[i]);  // ascending: the overlap is rewritten
   }
+#endif
+#pragma GCC unroll 1
   for (; k < K; ++k) {
     for (int i = 0; i < mr; ++i) out[k * mr + i] = to_float(base[i * stride + k]);
   }
 }
 
-// An even split of `rows` into tiles of at most 6: no small last tile (64 = 9 x 6 + 2 x 5).
+// An even split of `rows` into tiles of at most kTileRows: no small last tile (64 = 9 x 6 + 2 x 5).
 struct Tiles {
   int count, base, extra;
   explicit Tiles(int rows)
@@ -134,17 +148,13 @@ WINNOW_INLINE void multiply_tile(const float* a, std::int64_t a_k, std::int64_t 
   }
 }
 
-// Calls f.template operator()<MR>() for a run-time mr in 1..6.
-template <class F>
+// Calls f.template operator()<MR>() for a run-time mr in 1..kTileRows.
+template <int MR = kTileRows, class F>
 WINNOW_INLINE void with_rows(int mr, F&& f) {
-  switch (mr) {
-    case 6: f.template operator()<6>(); break;
-    case 5: f.template operator()<5>(); break;
-    case 4: f.template operator()<4>(); break;
-    case 3: f.template operator()<3>(); break;
-    case 2: f.template operator()<2>(); break;
-    case 1: f.template operator()<1>(); break;
+  if constexpr (MR > 1) {
+    if (mr < MR) return with_rows<MR - 1>(mr, f);
   }
+  f.template operator()<MR>();
 }
 
 // Prefetch cursor over at most 16 rows, a few lines per step between runs of FMAs. One burst per

@@ -5,8 +5,8 @@
 // Algorithm: a score is appended to a buffer of about 3k candidates when it exceeds a threshold.
 // Strictly, since k earlier, lower ids reach the threshold already; it starts at -inf, so that the
 // one comparison also drops NaN and -inf. When the buffer is full, a cut keeps between k and k +
-// slack of the best, in the order of ids, and raises the threshold to the value of the cut. `finish`
-// cuts to exactly k. The buffer never loses the order of ids, so the answer needs no sort.
+// slack of the best, in the order of ids, and raises the threshold to the value of the cut.
+// `finish` cuts to exactly k. The buffer never loses the order of ids, so the answer needs no sort.
 //
 // A cut bisects over the bits of the scores, read as ordered integers, from the highest bit in
 // which the smallest and the largest differ; the integers at hand are compacted whenever half of
@@ -183,16 +183,16 @@ class TopkStream {
   // Scores of the keys first_id, first_id + 1, ...
   template <class T>
   WINNOW_INLINE void push(const T* scores, std::int64_t n, std::int64_t first_id) {
-    push_with(scores, n, [&](std::int64_t i) __attribute__((always_inline)) {
-      return splat(static_cast<std::int32_t>(first_id + i)) + iota8();
-    });
+    push_with(
+        scores, n, [&](std::int64_t i) __attribute__((always_inline)) {
+          return splat(static_cast<std::int32_t>(first_id + i)) + iota8();
+        });
   }
 
   // Candidates of a later part of the row. ids: as long as a multiple of 32 above n.
   void push_listed(const float* scores, const std::int32_t* ids, std::int64_t n) {
-    push_with(scores, n, [&](std::int64_t i) __attribute__((always_inline)) {
-      return load(ids + i);
-    });
+    push_with(
+        scores, n, [&](std::int64_t i) __attribute__((always_inline)) { return load(ids + i); });
   }
 
   // Leaves the k best, or all if there are fewer; returns how many.
@@ -267,7 +267,8 @@ class TopkStream {
     }
   }
 
-  // More than k reach the threshold: those above it stay, and the lowest ids of those that equal it.
+  // More than k reach the threshold: those above it stay, and the lowest ids of those that equal
+  // it.
   void keep_with_ties() {
     const F8 value = splat(threshold_);
     I8 above{};
