@@ -5,6 +5,7 @@ namespace winnow::bench {
 const std::vector<Operation>& operations() {
   static const std::vector<Operation> all = {
       index_scores_operation(),
+      matmul_operation(),
   };
   return all;
 }

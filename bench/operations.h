@@ -6,5 +6,6 @@
 namespace winnow::bench {
 
 Operation index_scores_operation();
+Operation matmul_operation();
 
 }  // namespace winnow::bench

@@ -13,4 +13,11 @@ struct MatmulArgs {
   bool accumulate = false;
 };
 
+namespace cpu::portable {
+extern const Implementation<MatmulArgs> matmul_implementation;
+}
+namespace cpu::avx2 {
+extern const Implementation<MatmulArgs> matmul_implementation;
+}
+
 }  // namespace winnow

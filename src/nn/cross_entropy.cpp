@@ -8,19 +8,19 @@
 namespace winnow::nn {
 namespace {
 
-template <class T>
-T maximum(const T* x, std::int64_t width) {
-  return *std::max_element(x, x + width);
-}
+float maximum(const float* x, std::int64_t n) { return row_functions().maximum(x, n); }
+double maximum(const double* x, std::int64_t n) { return *std::max_element(x, x + n); }
 
-// sum_j exp(x[j] - top), in double; the terms are kept in `terms` if that is not null.
-template <class T>
-double sum_of_exp(const T* x, std::int64_t width, T top, T* terms) {
+// sum_j exp(x[j] - top), in double; the terms are kept in `terms` unless that is null.
+double sum_of_exp(const float* x, float top, float* terms, std::int64_t n) {
+  return row_functions().sum_of_exp(x, top, terms, n);
+}
+double sum_of_exp(const double* x, double top, double* terms, std::int64_t n) {
   double sum = 0;
-  for (std::int64_t j = 0; j < width; ++j) {
-    const T e = std::exp(x[j] - top);
+  for (std::int64_t j = 0; j < n; ++j) {
+    const double e = std::exp(x[j] - top);
     if (terms != nullptr) terms[j] = e;
-    sum += static_cast<double>(e);
+    sum += e;
   }
   return sum;
 }
@@ -56,7 +56,7 @@ void cross_entropy(const Tensor& logits, std::span<const std::int32_t> targets, 
       }
       const T top = maximum(x, vocab);
       const double of_target = static_cast<double>(x[target]) - static_cast<double>(top);
-      const double sum = sum_of_exp(x, vocab, top, d);  // may overwrite the logits
+      const double sum = sum_of_exp(x, top, d, vocab);  // may overwrite the logits
       nll.as<T>()[i] = static_cast<T>(std::log(sum) - of_target);
       if (!backward) return;
       const auto scale = static_cast<T>(d_nll / sum);
@@ -78,7 +78,7 @@ void log_softmax(const Tensor& logits, const Tensor& log_probabilities) {
       const T* from = row<T>(x, i);
       T* to = row<T>(y, i);
       const T top = maximum(from, x.shape[1]);
-      const double log_sum = std::log(sum_of_exp(from, x.shape[1], top, static_cast<T*>(nullptr)));
+      const double log_sum = std::log(sum_of_exp(from, top, static_cast<T*>(nullptr), x.shape[1]));
       for (std::int64_t j = 0; j < x.shape[1]; ++j) {
         to[j] = static_cast<T>(static_cast<double>(from[j]) - static_cast<double>(top) - log_sum);
       }

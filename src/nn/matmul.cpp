@@ -4,6 +4,7 @@
 
 #include "cpu/matmul.h"
 #include "nn/rows.h"
+#include "ops/lists.h"
 
 namespace winnow::nn {
 namespace {
@@ -42,7 +43,8 @@ const Implementation<MatmulArgs> reference = {
     }};
 
 constexpr char kName[] = "matmul";
-constexpr const Implementation<MatmulArgs>* kList[] = {&reference};
+constexpr const Implementation<MatmulArgs>* kList[] = {WINNOW_CPU_IMPLEMENTATIONS(matmul) &
+                                                       reference};
 
 void check(const MatmulArgs& args) {
   check_real(kName, "a", args.a);

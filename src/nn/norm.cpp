@@ -24,17 +24,16 @@ void d_input(const Backward& a, std::int64_t i) {
   T* d_x = row<T>(a.d_x, i);
   const double mean = a.mean.empty() ? 0 : static_cast<double>(a.mean.as<T>()[i]);
   const double scale = a.scale.as<T>()[i];
-  double sum = 0, dot = 0;
-  for (std::int64_t j = 0; j < width; ++j) {
-    const double g = static_cast<double>(d_y[j]) * static_cast<double>(weight[j]);
-    sum += g;
-    dot += g * (static_cast<double>(x[j]) - mean);
-  }
-  const double of_mean = a.mean.empty() ? 0 : scale * sum / static_cast<double>(width);
+  auto g = [&](std::int64_t j) {
+    return static_cast<double>(d_y[j]) * static_cast<double>(weight[j]);
+  };
+  const double dot = sum_in_lanes(
+      width, [&](std::int64_t j) { return g(j) * (static_cast<double>(x[j]) - mean); });
+  const double of_mean =
+      a.mean.empty() ? 0 : scale * sum_in_lanes(width, g) / static_cast<double>(width);
   const double of_scale = scale * scale * scale * dot / static_cast<double>(width);
   for (std::int64_t j = 0; j < width; ++j) {
-    const double g = static_cast<double>(d_y[j]) * static_cast<double>(weight[j]);
-    const double d = scale * g - of_mean - of_scale * (static_cast<double>(x[j]) - mean);
+    const double d = scale * g(j) - of_mean - of_scale * (static_cast<double>(x[j]) - mean);
     d_x[j] = static_cast<T>(a.accumulate_x ? static_cast<double>(d_x[j]) + d : d);
   }
 }
@@ -81,10 +80,9 @@ void rms_norm(const Tensor& x, const Tensor& weight, double eps, const Tensor& y
     for_rows(in.shape[0], [&](std::int64_t i) {
       const T* from = row<T>(in, i);
       T* to = row<T>(out, i);
-      double squares = 0;
-      for (std::int64_t j = 0; j < width; ++j) {
-        squares += static_cast<double>(from[j]) * static_cast<double>(from[j]);
-      }
+      const double squares = sum_in_lanes(width, [&](std::int64_t j) {
+        return static_cast<double>(from[j]) * static_cast<double>(from[j]);
+      });
       const auto s = static_cast<T>(1 / std::sqrt(squares / static_cast<double>(width) + eps));
       scale.as<T>()[i] = s;
       for (std::int64_t j = 0; j < width; ++j) to[j] = from[j] * s * weight.as<T>()[j];
@@ -122,14 +120,14 @@ void layer_norm(const Tensor& x, const Tensor& weight, const Tensor& bias, doubl
     for_rows(in.shape[0], [&](std::int64_t i) {
       const T* from = row<T>(in, i);
       T* to = row<T>(out, i);
-      double sum = 0, squares = 0;
-      for (std::int64_t j = 0; j < width; ++j) sum += static_cast<double>(from[j]);
+      const double sum =
+          sum_in_lanes(width, [&](std::int64_t j) { return static_cast<double>(from[j]); });
       const auto m = static_cast<T>(sum / static_cast<double>(width));
-      for (std::int64_t j = 0; j < width;
-           ++j) {  // around the rounded mean, which the backward uses
+      // Around the rounded mean, which the backward uses too.
+      const double squares = sum_in_lanes(width, [&](std::int64_t j) {
         const double centred = static_cast<double>(from[j]) - static_cast<double>(m);
-        squares += centred * centred;
-      }
+        return centred * centred;
+      });
       const auto s = static_cast<T>(1 / std::sqrt(squares / static_cast<double>(width) + eps));
       mean.as<T>()[i] = m;
       scale.as<T>()[i] = s;

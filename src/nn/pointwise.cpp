@@ -8,9 +8,24 @@
 namespace winnow::nn {
 namespace {
 
-template <class T>
-T sigmoid(T x) {
-  return 1 / (1 + std::exp(-x));
+void swiglu_row(const float* gate, const float* up, float* y, std::int64_t n) {
+  row_functions().swiglu(gate, up, y, n);
+}
+void swiglu_row(const double* gate, const double* up, double* y, std::int64_t n) {
+  for (std::int64_t j = 0; j < n; ++j) y[j] = gate[j] / (1 + std::exp(-gate[j])) * up[j];
+}
+
+void swiglu_backward_row(const float* gate, const float* up, const float* d_y, float* d_gate,
+                         float* d_up, std::int64_t n) {
+  row_functions().swiglu_backward(gate, up, d_y, d_gate, d_up, n);
+}
+void swiglu_backward_row(const double* gate, const double* up, const double* d_y, double* d_gate,
+                         double* d_up, std::int64_t n) {
+  for (std::int64_t j = 0; j < n; ++j) {
+    const double x = gate[j], u = up[j], d = d_y[j], s = 1 / (1 + std::exp(-x));
+    d_gate[j] = d * u * s * (1 + x * (1 - s));
+    d_up[j] = d * x * s;
+  }
 }
 
 // Sums and differences of pairs at distance 1, 2, 4, ...: the Sylvester matrix in natural order.
@@ -39,9 +54,7 @@ void swiglu(const Tensor& gate, const Tensor& up, const Tensor& y) {
   const Tensor out = as_rows_like(kName, "y", y, "gate", gate);
   with_real(gate.dtype, [&]<class T>(T) {
     for_rows(g.shape[0], [&](std::int64_t i) {
-      const T *a = row<T>(g, i), *b = row<T>(u, i);
-      T* to = row<T>(out, i);
-      for (std::int64_t j = 0; j < g.shape[1]; ++j) to[j] = a[j] * sigmoid(a[j]) * b[j];
+      swiglu_row(row<T>(g, i), row<T>(u, i), row<T>(out, i), g.shape[1]);
     });
   });
 }
@@ -57,13 +70,8 @@ void swiglu_backward(const Tensor& gate, const Tensor& up, const Tensor& d_y, co
   const Tensor du = as_rows_like(kName, "d_up", d_up, "gate", gate);
   with_real(gate.dtype, [&]<class T>(T) {
     for_rows(g.shape[0], [&](std::int64_t i) {
-      const T *a = row<T>(g, i), *b = row<T>(u, i), *dy = row<T>(d, i);
-      T *da = row<T>(dg, i), *db = row<T>(du, i);
-      for (std::int64_t j = 0; j < g.shape[1]; ++j) {
-        const T x = a[j], s = sigmoid(x), out = dy[j], other = b[j];
-        da[j] = out * other * s * (1 + x * (1 - s));
-        db[j] = out * x * s;
-      }
+      swiglu_backward_row(row<T>(g, i), row<T>(u, i), row<T>(d, i), row<T>(dg, i), row<T>(du, i),
+                          g.shape[1]);
     });
   });
 }

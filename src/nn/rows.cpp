@@ -1,5 +1,7 @@
 #include "nn/rows.h"
 
+#include "base/cpu_features.h"
+
 namespace winnow::nn {
 
 Tensor as_rows(const char* operation, const char* name, const Tensor& t) {
@@ -54,6 +56,14 @@ void check_vector(const char* operation, const char* name, const Tensor& t, std:
   check_shape(operation, name, t, {extent}, layout);
   check_unit_stride(operation, name, t);
   check_dtype(operation, name, t, {dtype});
+}
+
+const RowFunctions& row_functions() {
+#if defined(WINNOW_HAVE_AVX2)
+  static const bool avx2 = refuse_instruction_set("avx2").empty();
+  if (avx2) return cpu::avx2::row_functions;
+#endif
+  return cpu::portable::row_functions;
 }
 
 }  // namespace winnow::nn

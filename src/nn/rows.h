@@ -7,6 +7,7 @@
 #include "base/array.h"
 #include "base/check.h"
 #include "base/parallel.h"
+#include "cpu/rows.h"
 
 namespace winnow::nn {
 
@@ -38,6 +39,23 @@ decltype(auto) with_real(DType dtype, F&& f) {
 template <class T>
 T* row(const Tensor& t, std::int64_t i) {
   return t.as<T>() + i * t.strides[0];
+}
+
+// The f32 loops of the best instruction set that may be used.
+const RowFunctions& row_functions();
+
+// sum_j term(j), in double, as eight sums over j mod 8 that are then added in a fixed tree: the
+// compiler makes vectors of it, and the order does not depend on them.
+template <class Term>
+double sum_in_lanes(std::int64_t n, Term&& term) {
+  double lanes[8] = {};
+  std::int64_t j = 0;
+  for (; j + 8 <= n; j += 8) {
+    for (std::int64_t lane = 0; lane < 8; ++lane) lanes[lane] += term(j + lane);
+  }
+  for (; j < n; ++j) lanes[j % 8] += term(j);
+  return ((lanes[0] + lanes[4]) + (lanes[2] + lanes[6])) +
+         ((lanes[1] + lanes[5]) + (lanes[3] + lanes[7]));
 }
 
 // Rows of one task. A constant: the split of the work, and with it every sum, never depends on the
