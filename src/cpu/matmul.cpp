@@ -22,14 +22,14 @@
 namespace winnow::cpu::WINNOW_ISA {
 namespace {
 
-constexpr std::int64_t kDepth = 512;         // most k of a block
-constexpr std::int64_t kBlockTiles = 10;     // tiles of A packed at once
-constexpr std::int64_t kTaskTiles = 40;      // most tiles of a task
-constexpr std::int64_t kTaskColumns = 256;   // most columns of a task
-constexpr std::int64_t kFewRows = 32;        // rows of A that are lanes rather than tiles
-constexpr std::int64_t kFewColumns = 96;     // columns of a task then
-constexpr std::int64_t kUnpackedRows = 12;   // up to here a row-major B is not worth packing
-constexpr std::int64_t kRun = 64;            // k between two steps of the prefetcher
+constexpr std::int64_t kDepth = 512;        // most k of a block
+constexpr std::int64_t kBlockTiles = 10;    // tiles of A packed at once
+constexpr std::int64_t kTaskTiles = 40;     // most tiles of a task
+constexpr std::int64_t kTaskColumns = 256;  // most columns of a task
+constexpr std::int64_t kFewRows = 32;       // rows of A that are lanes rather than tiles
+constexpr std::int64_t kFewColumns = 96;    // columns of a task then
+constexpr std::int64_t kUnpackedRows = 12;  // up to here a row-major B is not worth packing
+constexpr std::int64_t kRun = 64;           // k between two steps of the prefetcher
 
 constexpr std::int64_t kMostRows = std::int64_t{1} << 30;  // tiles count in 32 bits
 
@@ -53,8 +53,8 @@ struct Product {
 
   static Product of(const MatmulArgs& args) {
     if (args.c.shape[1] > 1 && args.c.strides[1] != 1) {
-      return {Matrix(args.b.transposed()), Matrix(args.a.transposed()),
-              Matrix(args.c.transposed()), args.accumulate};
+      return {Matrix(args.b.transposed()), Matrix(args.a.transposed()), Matrix(args.c.transposed()),
+              args.accumulate};
     }
     return {Matrix(args.a), Matrix(args.b), Matrix(args.c), args.accumulate};
   }
@@ -132,13 +132,14 @@ void pack_tiles(const Matrix& a, const Tiles& tiles, std::int64_t first, std::in
     const std::int64_t run = min64(kRun, depth - k);
     for (std::int64_t t = first; t < first + count; ++t) {
       const int tile = static_cast<int>(t);
-      with_rows(tiles.rows(tile), [&]<int MR>() __attribute__((always_inline)) {
-        const float* from = a.at(tiles.first(tile), k0 + k);
-        float* to = out + place(t) + k * MR;
-        for (std::int64_t x = 0; x < run; ++x) {
-          __builtin_memcpy(to + x * MR, from + x * a.right, MR * sizeof(float));
-        }
-      });
+      with_rows(
+          tiles.rows(tile), [&]<int MR>() __attribute__((always_inline)) {
+            const float* from = a.at(tiles.first(tile), k0 + k);
+            float* to = out + place(t) + k * MR;
+            for (std::int64_t x = 0; x < run; ++x) {
+              __builtin_memcpy(to + x * MR, from + x * a.right, MR * sizeof(float));
+            }
+          });
     }
   }
 }
@@ -231,25 +232,30 @@ class BlockTask {
     return static_cast<int>(min64(kPanel, columns_ - panel * kPanel));
   }
 
-  // A row-major B: row after row, each into all panels.
+  // A row-major B, four panels at a time: a row's part is then 256 bytes side by side, and no more
+  // than four of the panels, which lie a multiple of 4 KiB apart, compete for a set of L1.
   void pack_rows_of_b() {
+    constexpr std::int64_t kGroup = 4;
     const std::int64_t full = columns_ / kPanel;
-    for (std::int64_t k = 0; k < depth_; ++k) {
-      const float* from = p_.b.at(k0_ + k, j0_);
-      float* to = packed_.b + k * kPanel;
-      for (std::int64_t panel = 0; panel < full; ++panel) {
-        store(to, load(from));
-        store(to + 8, load(from + 8));
-        from += kPanel;
-        to += kPanel * depth_;
+    for (std::int64_t first = 0; first < full; first += kGroup) {
+      const std::int64_t group = min64(kGroup, full - first);
+      for (std::int64_t k = 0; k < depth_; ++k) {
+        const float* from = p_.b.at(k0_ + k, j0_ + first * kPanel);
+        float* to = packed_.b + (first * depth_ + k) * kPanel;
+        for (std::int64_t panel = 0; panel < group; ++panel) {
+          store(to, load(from));
+          store(to + 8, load(from + 8));
+          from += kPanel;
+          to += kPanel * depth_;
+        }
       }
     }
     if (columns_ % kPanel != 0) pack_panel_of_b(full, packed_.b + full * kPanel * depth_);
   }
 
   void pack_panel_of_b(std::int64_t panel, float* out) {
-    pack_lanes(p_.b.at(k0_, j0_ + panel * kPanel), p_.b.right, p_.b.down, columns_of(panel),
-               depth_, out);
+    pack_lanes(p_.b.at(k0_, j0_ + panel * kPanel), p_.b.right, p_.b.down, columns_of(panel), depth_,
+               out);
   }
 
   void multiply_block(std::int64_t first, std::int64_t count) {
@@ -291,16 +297,18 @@ class BlockTask {
           prefetch_l1(c + (tiles.rows(t) + r) * p_.c.down);
         }
       }
-      with_rows(tiles.rows(t), [&]<int MR>() __attribute__((always_inline)) {
-        with_tile_of_c<MR>(
-            c, p_.c.down, columns, from_zero_,
-            [&](F8(&acc)[MR][2]) __attribute__((always_inline)) {
-              for (std::int64_t k = 0; k < depth_; k += kRun) {
-                ahead.step(lines);
-                multiply<MR, 2>(a + k * MR, MR, 1, b + k * b_k, b_k, min64(kRun, depth_ - k), acc);
-              }
-            });
-      });
+      with_rows(
+          tiles.rows(t), [&]<int MR>() __attribute__((always_inline)) {
+            with_tile_of_c<MR>(
+                c, p_.c.down, columns,
+                from_zero_, [&](F8(&acc)[MR][2]) __attribute__((always_inline)) {
+                  for (std::int64_t k = 0; k < depth_; k += kRun) {
+                    ahead.step(lines);
+                    multiply<MR, 2>(a + k * MR, MR, 1, b + k * b_k, b_k, min64(kRun, depth_ - k),
+                                    acc);
+                  }
+                });
+          });
     }
   }
 
