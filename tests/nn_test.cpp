@@ -9,6 +9,7 @@
 #include "base/array.h"
 #include "bench/bounds.h"
 #include "bench/data.h"
+#include "bench/guarded.h"
 #include "nn/cross_entropy.h"
 #include "nn/embedding.h"
 #include "nn/norm.h"
@@ -150,6 +151,43 @@ TEST(Pointwise, SwigluGradient) {
   test::expect_gradient(up, d_up, 33, loss);
 }
 
+// In f32, of every length, up to the guard pages. exp8 is within 1 ulp (2 u) of exp; the argument
+// is exact. sigmoid: exp, a sum and a quotient, 4 u; two products on top: 6 u. The derivative d u s
+// (1 + x (1 - s)) takes 1 - s with an absolute error of 5 u, hence (1 + |x|) beside it.
+TEST(Pointwise, SwigluInSinglePrecision) {
+  for (std::int64_t width = 1; width <= 40; ++width) {
+    const std::initializer_list<std::int64_t> shape = {3, width};
+    const bench::Guarded gate(DType::kF32, shape), up(DType::kF32, shape), y(DType::kF32, shape);
+    const bench::Guarded d_y(DType::kF32, shape), d_gate(DType::kF32, shape);
+    const bench::Guarded d_up(DType::kF32, shape);
+    Random random(static_cast<std::uint64_t>(width));
+    fill_gauss(gate, random, 20);
+    fill_gauss(up, random);
+    fill_gauss(d_y, random);
+    swiglu(gate, up, y);
+    swiglu_backward(gate, up, d_y, d_gate, d_up);
+    for (std::int64_t i = 0; i < 3 * width; ++i) {
+      const double x = at(gate, i), u = at(up, i), d = at(d_y, i), s = 1 / (1 + std::exp(-x));
+      const double tiny = 1e-37;  // below it, f32 has fewer digits
+      EXPECT_NEAR(at(y, i), x * s * u, 6 * kUnit * std::abs(x * s * u) + tiny);
+      EXPECT_NEAR(at(d_up, i), d * x * s, 6 * kUnit * std::abs(d * x * s) + tiny);
+      EXPECT_NEAR(at(d_gate, i), d * u * s * (1 + x * (1 - s)),
+                  14 * kUnit * std::abs(d * u * s) * (1 + std::abs(x)) + tiny);
+    }
+  }
+}
+
+TEST(Pointwise, SwigluOfLargeNumbers) {
+  const Array gate(DType::kF32, {4}), up(DType::kF32, {4}), y(DType::kF32, {4});
+  const float large[] = {-1000, -89, 89, 1000};
+  for (int i = 0; i < 4; ++i) {
+    gate.as<float>()[i] = large[i];
+    up.as<float>()[i] = 1;
+  }
+  swiglu(gate, up, y);
+  for (int i = 0; i < 4; ++i) EXPECT_NEAR(at(y, i), std::max(large[i], 0.f), 1e-36);
+}
+
 TEST(Pointwise, Add) {
   for (const DType dtype : kReal) {
     const Array x = gauss(dtype, {5, 13}, 1), before = gauss(dtype, {5, 13}, 2);
@@ -205,23 +243,22 @@ TEST(Hadamard, RefusesOtherDimsBeforeWriting) {
   }
 }
 
-// One head of four channels turned by 90 degrees. Key 0 lies along the rotated query if neighbours
-// form pairs, key 1 if halves do: the wrong pairing picks the wrong key.
+// Frequencies 1 and 0.01. The query [1, 0, 0, 0] at position 2 turns towards key 0 if neighbours
+// form pairs, towards key 1 (itself turned by position 1) if halves do: the wrong pairing picks the
+// wrong key.
 TEST(Rope, PairingDecidesWhichKeyWins) {
-  const double quarter = std::acos(0.0);
-  RopeTable table(1, 4, 1, DType::kF32);
-  for (std::int64_t pair = 0; pair < 2; ++pair) {
-    table.cosine.as<float>()[pair] = static_cast<float>(std::cos(quarter));
-    table.sine.as<float>()[pair] = static_cast<float>(std::sin(quarter));
-  }
-  const float keys[2][4] = {{0, 1, 0, 0}, {0, 0, 1, 0}};
-  const std::int32_t positions[] = {0};
+  const RopeTable table(3, 4, 10000, DType::kF32);
   for (const RopePairing pairing : {RopePairing::kInterleaved, RopePairing::kHalfSplit}) {
     float query[4] = {1, 0, 0, 0};
-    rope(make_tensor(query, DType::kF32, {1, 1, 4}), positions, table, pairing);
+    float keys[2][4] = {{0, 1, 0, 0}, {0, 0, 1, 0}};
+    const std::int32_t query_position[] = {2}, key_positions[] = {0, 1};
+    rope(make_tensor(query, DType::kF32, {1, 1, 4}), query_position, table, pairing);
+    rope(make_tensor(keys, DType::kF32, {2, 1, 4}), key_positions, table, pairing);
     const double first = std::inner_product(query, query + 4, keys[0], 0.0);
     const double second = std::inner_product(query, query + 4, keys[1], 0.0);
-    EXPECT_EQ(first > second, pairing == RopePairing::kInterleaved);
+    const bool interleaved = pairing == RopePairing::kInterleaved;
+    EXPECT_NEAR(first, interleaved ? std::sin(2.0) : 0, 4 * kUnit);
+    EXPECT_NEAR(second, interleaved ? 0 : std::sin(1.0), 4 * kUnit);
   }
 }
 
@@ -338,6 +375,36 @@ TEST(CrossEntropy, GradientInPlaceAndRowsWithoutTarget) {
   for (std::int64_t i = 0; i < 36; ++i) EXPECT_EQ(at(logits, i), at(d_logits, i));
 }
 
+// In f32, of every width, up to the guard pages. exp8 of a rounded difference x - top: 2 u, and
+// |x - top| u from its argument; the sum is in double. A probability then takes two roundings more;
+// the loss is rounded once.
+TEST(CrossEntropy, InSinglePrecision) {
+  for (std::int64_t vocab = 1; vocab <= 40; ++vocab) {
+    const bench::Guarded logits(DType::kF32, {2, vocab}), d_logits(DType::kF32, {2, vocab});
+    const bench::Guarded nll(DType::kF32, {2});
+    Random random(static_cast<std::uint64_t>(vocab));
+    fill_gauss(logits, random, 10);
+    const std::int32_t targets[] = {static_cast<std::int32_t>(vocab - 1), 0};
+    cross_entropy(logits, targets, nll, d_logits, 0.5);
+    for (std::int64_t i = 0; i < 2; ++i) {
+      double sum = 0, top = -INFINITY, low = INFINITY;
+      for (std::int64_t j = 0; j < vocab; ++j) {
+        sum += std::exp(at(logits, i * vocab + j));
+        top = std::max(top, at(logits, i * vocab + j));
+        low = std::min(low, at(logits, i * vocab + j));
+      }
+      const double relative = (5 + 2 * (top - low)) * kUnit;
+      const double loss = std::log(sum) - at(logits, i * vocab + targets[i]);
+      EXPECT_NEAR(at(nll, i), loss, relative + kUnit * std::abs(loss));
+      for (std::int64_t j = 0; j < vocab; ++j) {
+        const double p = std::exp(at(logits, i * vocab + j)) / sum;
+        const double truth = 0.5 * (p - (j == targets[i] ? 1 : 0));
+        EXPECT_NEAR(at(d_logits, i * vocab + j), truth, 0.5 * relative + kUnit * std::abs(truth));
+      }
+    }
+  }
+}
+
 TEST(CrossEntropy, RefusesTargetsOutsideTheVocabularyBeforeWriting) {
   const Array logits = gauss(DType::kF32, {2, 4}, 1), before = logits.clone();
   Array nll(DType::kF32, {2});
@@ -362,6 +429,34 @@ TEST(CrossEntropy, LogSoftmax) {
         EXPECT_NEAR(at(y, i * 50 + j), truth, relative_unit(dtype) * (std::abs(truth) + 50));
       }
     }
+  }
+}
+
+// Sums over rows, and rows alone: the same bits for every number of threads and neighbours.
+TEST(Determinism, ThreadsAndNeighboursDoNotMatter) {
+  const int before = num_threads();
+  const Array x = gauss(DType::kF32, {300, 45}, 1), weight = gauss(DType::kF32, {45}, 2);
+  const Array bias = gauss(DType::kF32, {45}, 3), d_y = gauss(DType::kF32, {300, 45}, 4);
+  Array y(DType::kF32, {300, 45}), mean(DType::kF32, {300}), scale(DType::kF32, {300});
+  Array d_x[2], d_weight[2], d_bias[2];
+  for (int run = 0; run < 2; ++run) {
+    set_num_threads(run == 0 ? 1 : 3);
+    d_x[run] = Array(DType::kF32, {300, 45});
+    d_weight[run] = Array(DType::kF32, {45});
+    d_bias[run] = Array(DType::kF32, {45});
+    layer_norm(x, weight, bias, 1e-6, y, mean, scale);
+    layer_norm_backward(x, weight, mean, scale, d_y, d_x[run], d_weight[run], d_bias[run]);
+  }
+  set_num_threads(before);
+  for (std::int64_t i = 0; i < 300 * 45; ++i) ASSERT_EQ(at(d_x[0], i), at(d_x[1], i));
+  for (std::int64_t i = 0; i < 45; ++i) {
+    ASSERT_EQ(at(d_weight[0], i), at(d_weight[1], i));
+    ASSERT_EQ(at(d_bias[0], i), at(d_bias[1], i));
+  }
+  Array alone(DType::kF32, {1, 45}), one_mean(DType::kF32, {1}), one_scale(DType::kF32, {1});
+  for (std::int64_t i = 0; i < 300; i += 37) {
+    layer_norm(x.view().rows(i, 1), weight, bias, 1e-6, alone, one_mean, one_scale);
+    for (std::int64_t j = 0; j < 45; ++j) ASSERT_EQ(at(alone, j), at(y, i * 45 + j));
   }
 }
 
