@@ -22,7 +22,7 @@ ScorerPlan plan_of(const IndexScoresArgs& a) { return {inputs(a), ScorerPlan::kM
 std::string refuse(const IndexScoresArgs& a) {
   std::string refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
   if (refusal.empty()) refusal = refusal_text(refuse_scorer(inputs(a)));
-  if (refusal.empty() && a.index_scores.shape[1] > 1 && a.index_scores.strides[1] != 1) {
+  if (refusal.empty() && !has_unit_stride(a.index_scores)) {
     refusal = refusal_text("index_scores must have stride 1 on its last axis");
   }
   return refusal;
@@ -60,12 +60,12 @@ void run(const IndexScoresArgs& a, Workspace workspace) {
     }
     Carve own(scratch_of_workers + worker * own_bytes);
     const ScorerScratch scratch(own, plan);
-    score_rows_any(in, plan, scratch, first_row, row_count, visible,
-                   [&](std::int64_t r, std::int64_t key, std::int64_t n, const float* scores) {
-                     float* out = a.index_scores.as<float>() +
-                                  (first_row + r) * a.index_scores.strides[0] + key - start[r];
-                     __builtin_memcpy(out, scores, static_cast<std::size_t>(n) * sizeof(float));
-                   });
+    score_rows(in, plan, scratch, first_row, row_count, visible,
+               [&](std::int64_t r, std::int64_t key, std::int64_t n, const float* scores) {
+                 float* out = a.index_scores.as<float>() +
+                              (first_row + r) * a.index_scores.strides[0] + key - start[r];
+                 __builtin_memcpy(out, scores, static_cast<std::size_t>(n) * sizeof(float));
+               });
   });
 }
 

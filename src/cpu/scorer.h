@@ -35,7 +35,7 @@ struct ScorerInputs {
 // "" if the scorer takes these inputs.
 inline const char* refuse_scorer(const ScorerInputs& in) {
   if (in.query.dtype == DType::kF64) return "f64 is left to the reference";
-  if (in.query.shape[2] > 1 && (in.query.strides[2] != 1 || in.key.strides[1] != 1)) {
+  if (!has_unit_stride(in.query) || !has_unit_stride(in.key)) {
     return "index_query and index_key must have stride 1 on their last axis";
   }
   return "";
@@ -72,11 +72,43 @@ struct ScorerScratch {
         scores(carve.take<float>(plan.group * ScorerPlan::kBlock)) {}
 };
 
-// 16 scores of one row. `ahead` fetches the next keys meanwhile, `lines` cache lines per tile.
-template <bool kRelu>
-WINNOW_INLINE void score_panel(const float* tile, const float* weights, Tiles tiles,
-                               std::int64_t dim, const float* panel, Prefetcher& ahead, int lines,
-                               float* out) {
+// Calls f with a null pointer to the element type of a tensor that the scorer accepts.
+template <class F>
+WINNOW_INLINE void with_element(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::kBF16: f(static_cast<const BF16*>(nullptr)); break;
+    case DType::kF16: f(static_cast<const F16*>(nullptr)); break;
+    default: f(static_cast<const float*>(nullptr)); break;
+  }
+}
+
+// The heads of one row as tiles, one after the other.
+__attribute__((noinline)) inline void pack_heads(const Tensor& query, std::int64_t row, Tiles tiles,
+                                                 float* out) {
+  const std::int64_t dim = query.shape[2], stride = query.strides[1];
+  with_element(query.dtype, [&]<class T>(const T*) {
+    const T* heads = query.as<T>() + row * query.strides[0];
+    for (int t = 0; t < tiles.count; ++t) {
+      pack_tile(heads + tiles.first(t) * stride, stride, tiles.rows(t), dim,
+                out + tiles.first(t) * dim);
+    }
+  });
+}
+
+// `count` (1 to 16) keys as a panel.
+__attribute__((noinline)) inline void pack_keys(const Tensor& key, std::int64_t first,
+                                                std::int64_t count, float* out) {
+  with_element(key.dtype, [&]<class T>(const T*) {
+    pack_panel(key.as<T>() + first * key.strides[0], key.strides[0], count, key.shape[1], out);
+  });
+}
+
+// 16 scores of one row. `floor`: 0 for ReLU, -inf for none. `ahead` fetches the next keys
+// meanwhile, `lines` cache lines per tile.
+__attribute__((noinline)) inline void score_panel(const float* tile, const float* weights,
+                                                  Tiles tiles, float floor, std::int64_t dim,
+                                                  const float* panel, Prefetcher& ahead, int lines,
+                                                  float* out) {
   F8 s0 = zero8(), s1 = zero8();
   for (int t = 0; t < tiles.count; ++t) {
     const int heads = tiles.rows(t);
@@ -87,11 +119,12 @@ WINNOW_INLINE void score_panel(const float* tile, const float* weights, Tiles ti
 #pragma GCC unroll 8
           for (int h = 0; h < kHeads; ++h) dot[h][0] = dot[h][1] = zero8();
           multiply_tile<kHeads>(tile, kHeads, 1, panel, dim, dot);
+          const F8 least = splat(floor);
 #pragma GCC unroll 8
           for (int h = 0; h < kHeads; ++h) {
             const F8 w = splat(weights[h]);
-            s0 = fma(w, kRelu ? relu8(dot[h][0]) : dot[h][0], s0);
-            s1 = fma(w, kRelu ? relu8(dot[h][1]) : dot[h][1], s1);
+            s0 = fma(w, max8(least, dot[h][0]), s0);  // NaN stays: max8 gives its second operand
+            s1 = fma(w, max8(least, dot[h][1]), s1);
           }
         });
     tile += heads * dim;
@@ -104,24 +137,20 @@ WINNOW_INLINE void score_panel(const float* tile, const float* weights, Tiles ti
 // Scores rows [first_row, first_row + row_count) against the keys of `visible`, one range per row.
 // sink(row, key, n, scores): n <= 256 scores of row first_row + row, for key, key + 1, ...; the
 // runs of a row come with ascending keys.
-template <class T, bool kRelu, class Sink>
+template <class Sink>
 void score_rows(const ScorerInputs& in, const ScorerPlan& plan, const ScorerScratch& scratch,
                 std::int64_t first_row, std::int64_t row_count, const RowRange* visible,
                 Sink&& sink) {
   constexpr std::int64_t kBlock = ScorerPlan::kBlock;
-  const std::int64_t dim = plan.dim, key_stride = in.key.strides[0];
+  const std::int64_t dim = plan.dim, element_bytes = dtype_bytes(in.key.dtype);
+  const float floor = in.relu ? 0 : -__builtin_inff();
   const Tiles tiles(static_cast<int>(plan.heads));
-  const T* keys = in.key.as<T>();
+  const char* keys = in.key.as<char>();
 
   for (std::int64_t r = 0; r < row_count; ++r) {
     if (visible[r].length() == 0) continue;
     const std::int64_t row = first_row + r;
-    const T* query = in.query.as<T>() + row * in.query.strides[0];
-    float* tile = scratch.tiles + r * plan.row_floats();
-    for (int t = 0; t < tiles.count; ++t) {
-      pack_tile(query + tiles.first(t) * in.query.strides[1], in.query.strides[1], tiles.rows(t),
-                dim, tile + tiles.first(t) * dim);
-    }
+    pack_heads(in.query, row, tiles, scratch.tiles + r * plan.row_floats());
     const float* weights = in.weights.as<float>() + row * in.weights.strides[0];
     for (std::int64_t h = 0; h < plan.heads; ++h) {
       scratch.weights[r * plan.heads + h] = weights[h * in.weights.strides[1]];
@@ -146,25 +175,24 @@ void score_rows(const ScorerInputs& in, const ScorerPlan& plan, const ScorerScra
       const std::int64_t group_end = min64(active, g + plan.group);
       // One group: each panel is used at once and written over. More: the block is kept.
       const std::int64_t panel_floats = active > plan.group ? kPanel * dim : 0;
-      const auto lines = static_cast<int>(kPanel * dim * static_cast<std::int64_t>(sizeof(T)) / 64 /
-                                              ((group_end - g) * tiles.count) +
-                                          1);
+      const auto lines =
+          static_cast<int>(kPanel * dim * element_bytes / 64 / ((group_end - g) * tiles.count) + 1);
       for (std::int64_t key = begin, p = 0; key < end; key += kPanel, ++p) {
         float* panel = scratch.panels + p * panel_floats;
-        Prefetcher ahead(dim * static_cast<std::int64_t>(sizeof(T)));
+        Prefetcher ahead(dim * element_bytes);
         if (g == 0) {
-          pack_panel(keys + key * key_stride, key_stride, min64(kPanel, end - key), dim, panel);
+          pack_keys(in.key, key, min64(kPanel, end - key), panel);
           for (std::int64_t next = key + kPanel; next < min64(in.key.shape[0], key + 2 * kPanel);
                ++next) {
-            ahead.add(keys + next * key_stride);
+            ahead.add(keys + next * in.key.strides[0] * element_bytes);
           }
         }
         for (std::int64_t a = g; a < group_end; ++a) {
           const std::int64_t r = row_of[a];
           if (visible[r].end <= key || visible[r].start >= key + kPanel) continue;
-          score_panel<kRelu>(scratch.tiles + r * plan.row_floats(),
-                             scratch.weights + r * plan.heads, tiles, dim, panel, ahead, lines,
-                             scratch.scores + (a - g) * kBlock + p * kPanel);
+          score_panel(scratch.tiles + r * plan.row_floats(), scratch.weights + r * plan.heads,
+                      tiles, floor, dim, panel, ahead, lines,
+                      scratch.scores + (a - g) * kBlock + p * kPanel);
         }
       }
       for (std::int64_t a = g; a < group_end; ++a) {
@@ -175,25 +203,6 @@ void score_rows(const ScorerInputs& in, const ScorerPlan& plan, const ScorerScra
       }
     }
     position = end;
-  }
-}
-
-// score_rows for the dtype and the ReLU of the call.
-template <class Sink>
-WINNOW_INLINE void score_rows_any(const ScorerInputs& in, const ScorerPlan& plan,
-                                  const ScorerScratch& scratch, std::int64_t first_row,
-                                  std::int64_t row_count, const RowRange* visible, Sink&& sink) {
-  auto with = [&]<class T>(T) {
-    if (in.relu) {
-      score_rows<T, true>(in, plan, scratch, first_row, row_count, visible, sink);
-    } else {
-      score_rows<T, false>(in, plan, scratch, first_row, row_count, visible, sink);
-    }
-  };
-  switch (in.query.dtype) {
-    case DType::kBF16: with(BF16{}); break;
-    case DType::kF16: with(F16{}); break;
-    default: with(float{}); break;
   }
 }
 

@@ -25,6 +25,11 @@ inline constexpr int kTileRows = 2;  // of SSE2's 16 four-lane registers: 8 + 4 
 WINNOW_INLINE std::int64_t min64(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
 WINNOW_INLINE std::int64_t max64(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
 
+// The last axis is laid side by side (or left out, or has one element at most).
+WINNOW_INLINE bool has_unit_stride(const Tensor& t) {
+  return t.empty() || t.shape[t.rank - 1] <= 1 || t.strides[t.rank - 1] == 1;
+}
+
 WINNOW_INLINE void transpose8(F8 (&r)[8]) {
 #if defined(__AVX2__)
   const __m256 t0 = _mm256_unpacklo_ps(r[0], r[1]), t1 = _mm256_unpackhi_ps(r[0], r[1]);

@@ -162,6 +162,22 @@ inline Cut find_cut(std::int32_t* key, std::int64_t n, std::int64_t k, std::int6
   return {ordered(low), removed + over + inside};
 }
 
+// One row of the outputs.
+struct TopkRow {
+  std::int32_t* ids;  // [topk], -1 after the last
+  std::int32_t* length;
+  float* scores;  // [topk], -inf after the last; null if they are not wanted
+  std::int64_t topk;
+};
+
+inline TopkRow row_of(const Tensor& indices, const Tensor& lengths, const Tensor& scores,
+                      std::int64_t row) {
+  return {indices.as<std::int32_t>() + row * indices.strides[0],
+          lengths.as<std::int32_t>() + row * lengths.strides[0],
+          scores.empty() ? nullptr : scores.as<float>() + row * scores.strides[0],
+          indices.shape[1]};
+}
+
 class TopkStream {
  public:
   // Candidates held at most, and the length of the arrays that hold them.
@@ -200,18 +216,14 @@ class TopkStream {
     if (size_ > k_) cut(0);
     return size_;
   }
-  const float* scores() const { return score_; }
-  const std::int32_t* ids() const { return id_; }
-
-  // Row of the outputs: ids, their count and, unless null, their scores.
-  void write(std::int32_t* indices, std::int32_t* length, float* scores) {
+  void write(const TopkRow& row) {
     finish();
-    for (std::int64_t i = 0; i < size_; ++i) indices[i] = id_[i];
-    for (std::int64_t i = size_; i < k_; ++i) indices[i] = -1;
-    *length = static_cast<std::int32_t>(size_);
-    if (scores == nullptr) return;
-    for (std::int64_t i = 0; i < size_; ++i) scores[i] = score_[i];
-    for (std::int64_t i = size_; i < k_; ++i) scores[i] = kMinusInf;
+    for (std::int64_t i = 0; i < size_; ++i) row.ids[i] = id_[i];
+    for (std::int64_t i = size_; i < row.topk; ++i) row.ids[i] = -1;
+    *row.length = static_cast<std::int32_t>(size_);
+    if (row.scores == nullptr) return;
+    for (std::int64_t i = 0; i < size_; ++i) row.scores[i] = score_[i];
+    for (std::int64_t i = size_; i < row.topk; ++i) row.scores[i] = kMinusInf;
   }
 
  private:

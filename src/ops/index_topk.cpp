@@ -8,7 +8,8 @@ namespace winnow {
 namespace {
 
 constexpr char kName[] = "index_topk";
-constexpr const Implementation<IndexTopkArgs>* kList[] = {&ref::index_topk_implementation};
+constexpr const Implementation<IndexTopkArgs>* kList[] = {WINNOW_CPU_IMPLEMENTATIONS(index_topk) &
+                                                          ref::index_topk_implementation};
 
 void check(const IndexTopkArgs& a) {
   ops::check_indexer(kName, a.index_query, a.index_key, a.index_weights, a.starts, a.ends);
