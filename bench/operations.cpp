@@ -5,6 +5,8 @@ namespace winnow::bench {
 const std::vector<Operation>& operations() {
   static const std::vector<Operation> all = {
       index_scores_operation(),
+      select_topk_operation(),
+      index_topk_operation(),
       matmul_operation(),
   };
   return all;

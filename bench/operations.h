@@ -6,6 +6,8 @@
 namespace winnow::bench {
 
 Operation index_scores_operation();
+Operation select_topk_operation();
+Operation index_topk_operation();
 Operation matmul_operation();
 
 }  // namespace winnow::bench

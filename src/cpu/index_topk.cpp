@@ -6,12 +6,13 @@
 //
 // Bound by the scorer: 2 * heads * dim FLOPs per score; a stream costs about one comparison per
 // score, 1 % of that at 64 x 128.
+#include "winnow/index_topk.h"
+
 #include "base/cpu_features.h"
 #include "base/implementation.h"
 #include "base/parallel.h"
 #include "cpu/scorer.h"
 #include "cpu/topk_stream.h"
-#include "winnow/index_topk.h"
 
 namespace winnow::cpu::WINNOW_ISA {
 namespace {
@@ -65,8 +66,8 @@ struct Scratch {
 
 // The best of each row and span, where there are several spans.
 struct Parts {
-  float* scores;      // [rows][spans][padded k]
-  std::int32_t* ids;  // [rows][spans][padded k]
+  float* scores;          // [rows][spans][padded k]
+  std::int32_t* ids;      // [rows][spans][padded k]
   std::int32_t* lengths;  // [rows][spans]
   std::int64_t k, spans, length;
 
@@ -99,7 +100,8 @@ std::int64_t workspace_bytes(const IndexTopkArgs& a) {
 void run(const IndexTopkArgs& a, Workspace workspace) {
   const ScorerInputs in = inputs(a);
   const Plan plan(a);
-  const std::int64_t rows = in.query.shape[0], keys = in.key.shape[0], own_bytes = worker_bytes(plan);
+  const std::int64_t rows = in.query.shape[0], keys = in.key.shape[0],
+                     own_bytes = worker_bytes(plan);
   const std::int64_t span = max64(kLeastSpan, ceil_div(keys, plan.spans));
   Carve carve(workspace.data);
   const Parts parts(carve, plan, rows);
@@ -121,9 +123,9 @@ void run(const IndexTopkArgs& a, Workspace workspace) {
       scratch.start(stream[r], r, plan.k);
     }
     score_rows(in, plan.scorer, scratch.scorer, first_row, row_count, visible,
-                   [&](std::int64_t r, std::int64_t key, std::int64_t n, const float* scores) {
-                     stream[r].push(scores, n, key);
-                   });
+               [&](std::int64_t r, std::int64_t key, std::int64_t n, const float* scores) {
+                 stream[r].push(scores, n, key);
+               });
     for (std::int64_t r = 0; r < row_count; ++r) {
       const std::int64_t row = first_row + r;
       stream[r].write(plan.spans > 1 ? parts.part(row, s) : output(row));

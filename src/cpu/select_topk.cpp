@@ -6,12 +6,13 @@
 // more without it: the sample decides the time, never the result.
 //
 // Bound by reading: one comparison per score, 32 scores per branch.
+#include "winnow/select_topk.h"
+
 #include "base/cpu_features.h"
 #include "base/implementation.h"
 #include "base/parallel.h"
 #include "base/row_range.h"
 #include "cpu/topk_stream.h"
-#include "winnow/select_topk.h"
 
 namespace winnow::cpu::WINNOW_ISA {
 namespace {

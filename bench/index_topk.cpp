@@ -1,0 +1,144 @@
+// Problems of index_topk. The truth is the rule of select_topk on the scores that index_scores of
+// the same implementation gives, so the comparison is exact in every precision.
+#include "winnow/index_topk.h"
+
+#include <vector>
+
+#include "base/numbers.h"
+#include "base/row_range.h"
+#include "bench/bounds.h"
+#include "bench/data.h"
+#include "bench/operations.h"
+#include "bench/selection.h"
+#include "ref/implementations.h"
+#include "winnow/index_scores.h"
+
+namespace winnow::bench {
+namespace {
+
+class IndexTopkCase : public Case {
+ public:
+  explicit IndexTopkCase(const Problem& p)
+      : rows_(p.number("rows")), keys_(p.number("keys")), topk_(p.number("topk")) {
+    const std::int64_t heads = p.number("index_heads"), dim = p.number("index_dim");
+    const DType wide = p.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
+    Random random(static_cast<std::uint64_t>(p.number("seed")));
+    query_ = Guarded(p.dtype(), {rows_, heads, dim});
+    key_ = Guarded(p.dtype(), {keys_, dim});
+    weights_ = Guarded(wide, {rows_, heads});
+    starts_ = Guarded(DType::kI32, {rows_});
+    ends_ = Guarded(DType::kI32, {rows_});
+    fill_gauss(query_, random);
+    fill_gauss(key_, random);
+    fill_gauss(weights_, random, 1 / std::sqrt(static_cast<double>(heads * dim)));
+    fill_ranges(p.word("range"), keys_, topk_, starts_, ends_, random);
+    if (p.flag("specials")) add_specials(random);
+    output_ = SelectionOutput(rows_, topk_, wide, p.flag("scores"));
+    truth_ = SelectionOutput(rows_, topk_, wide, p.flag("scores"));
+    args_ = {query_,         key_,            weights_,        starts_,       ends_,
+             p.flag("relu"), output_.indices, output_.lengths, output_.scores};
+  }
+
+  Explanation explain() const override { return winnow::explain(args_); }
+  std::int64_t workspace_bytes() const override { return index_topk_workspace_bytes(args_); }
+  void run(Workspace workspace) override { index_topk(args_, workspace); }
+  std::vector<Tensor> outputs() const override { return output_.tensors(); }
+
+  std::vector<Comparison> compare() override {
+    const Guarded scores(args_.index_weights.dtype, {rows_, keys_});
+    const IndexScoresArgs score_args = {query_, key_, weights_, starts_, ends_, args_.relu, scores};
+    pin_implementation("index_scores", last_implementation("index_topk"));
+    try {
+      const Guarded workspace(DType::kU8, {index_scores_workspace_bytes(score_args)});
+      index_scores(score_args, {workspace.view().data, workspace.view().elements()});
+    } catch (...) {
+      pin_implementation("index_scores", "");
+      throw;
+    }
+    pin_implementation("index_scores", "");
+    // select_topk knows no key space: the ranges end with the keys.
+    const Guarded ends(DType::kI32, {rows_});
+    for (std::int64_t i = 0; i < rows_; ++i) {
+      ends.view().as<std::int32_t>()[i] =
+          static_cast<std::int32_t>(std::min<std::int64_t>(keys_, ends_.view().as<std::int32_t>()[i]));
+    }
+    const SelectTopkArgs args = {scores,         starts_,        ends,
+                                 truth_.indices, truth_.lengths, truth_.scores};
+    const Guarded workspace(DType::kU8, {ref::select_topk_implementation.workspace_bytes(args)});
+    ref::select_topk_implementation.run(args,
+                                        {workspace.view().data, workspace.view().elements()});
+    return compare_selections(output_, truth_);
+  }
+
+  Cost cost() const override {
+    double pairs = 0;
+    for (std::int64_t i = 0; i < rows_; ++i)
+      pairs += static_cast<double>(row_range(starts_, ends_, i, keys_).length());
+    const Tensor& q = query_;
+    const auto input =
+        static_cast<double>((q.elements() + keys_ * q.shape[2]) * dtype_bytes(q.dtype));
+    return {2 * pairs * static_cast<double>(q.shape[1] * q.shape[2]),
+            input + static_cast<double>(rows_ * topk_ * (args_.topk_scores.empty() ? 4 : 8))};
+  }
+
+ private:
+  // Keys with a NaN, an infinity, zeros, and copies of their neighbour (exact ties).
+  void add_specials(Random& random) {
+    const Tensor& k = key_;
+    for (std::int64_t j = 1; j < keys_; ++j) {
+      const std::int64_t kind = random.below(10), channel = random.below(k.shape[1]);
+      auto at = [&](std::int64_t d) { return j * k.shape[1] + d; };
+      if (kind == 0) store_double(k.data, k.dtype, at(channel), NAN);
+      if (kind == 1) store_double(k.data, k.dtype, at(channel), INFINITY);
+      for (std::int64_t d = 0; d < k.shape[1]; ++d) {
+        if (kind == 2) store_double(k.data, k.dtype, at(d), 0);
+        if (kind >= 8)
+          store_double(k.data, k.dtype, at(d), load_double(k.data, k.dtype, at(d) - k.shape[1]));
+      }
+    }
+  }
+
+  std::int64_t rows_, keys_, topk_;
+  Guarded query_, key_, weights_, starts_, ends_;
+  SelectionOutput output_, truth_;
+  IndexTopkArgs args_;
+};
+
+}  // namespace
+
+Operation index_topk_operation() {
+  return {"index_topk",
+          "scoring and exact selection in one pass, without a score matrix",
+          {{"rows", "16", "query rows"},
+           {"keys", "1024", "keys of the key space"},
+           {"index_heads", "64", "indexer heads"},
+           {"index_dim", "128", "channels of a head"},
+           {"topk", "64", "keys to select"},
+           {"dtype", "f32", "f64, f32, bf16 or f16"},
+           {"range", "full", "full, causal, packed or awkward"},
+           {"relu", "1", "0: identity"},
+           {"specials", "0", "1: keys with NaN, inf, zeros, and equal neighbours"},
+           {"scores", "1", "0: topk_scores is left out"},
+           {"seed", "1", "of the data"}},
+          [](const Problem& p) -> std::unique_ptr<Case> {
+            return std::make_unique<IndexTopkCase>(p);
+          },
+          {"index_topk rows=7 keys=300 index_heads=16 index_dim=32",
+           "index_topk rows=5 keys=257 index_heads=64 topk=31 range=causal dtype=bf16",
+           "index_topk rows=24 keys=200 index_heads=3 index_dim=17 topk=16 range=awkward",
+           "index_topk rows=37 keys=90 index_heads=1 index_dim=1 topk=5 range=awkward dtype=f16",
+           "index_topk rows=70 keys=80 index_heads=5 index_dim=40 topk=9 range=packed relu=0",
+           "index_topk rows=3 keys=5000 index_heads=2 index_dim=3 topk=700 specials=1",
+           "index_topk rows=20 keys=9000 index_heads=1 index_dim=8 topk=257 range=packed "
+           "specials=1 dtype=bf16",
+           "index_topk rows=1 keys=30000 index_heads=2 index_dim=5 topk=2048",
+           "index_topk rows=300 keys=300 index_heads=2 index_dim=4 topk=33 range=causal",
+           "index_topk rows=6 keys=50 index_heads=4 index_dim=8 topk=8 dtype=f64 range=causal",
+           "index_topk rows=4 keys=64 index_heads=4 index_dim=8 topk=70000 scores=0",
+           "index_topk rows=0 keys=64 index_heads=8 index_dim=16",
+           "index_topk rows=3 keys=0 index_heads=8 index_dim=16"},
+          {"index_topk rows=16 keys=32768 topk=2048 dtype=bf16",
+           "index_topk rows=1 keys=32768 topk=2048 dtype=bf16"}};
+}
+
+}  // namespace winnow::bench
