@@ -35,8 +35,9 @@ class IndexTopkCase : public Case {
     if (p.flag("specials")) add_specials(random);
     output_ = SelectionOutput(rows_, topk_, wide, p.flag("scores"));
     truth_ = SelectionOutput(rows_, topk_, wide, p.flag("scores"));
-    args_ = {query_,         key_,            weights_,        starts_,       ends_,
-             p.flag("relu"), output_.indices, output_.lengths, output_.scores};
+    args_ = {query_,        key_,           weights_,        starts_,
+             ends_,         p.flag("relu"), output_.indices, output_.lengths,
+             output_.scores};
   }
 
   Explanation explain() const override { return winnow::explain(args_); }
@@ -59,14 +60,13 @@ class IndexTopkCase : public Case {
     // select_topk knows no key space: the ranges end with the keys.
     const Guarded ends(DType::kI32, {rows_});
     for (std::int64_t i = 0; i < rows_; ++i) {
-      ends.view().as<std::int32_t>()[i] =
-          static_cast<std::int32_t>(std::min<std::int64_t>(keys_, ends_.view().as<std::int32_t>()[i]));
+      ends.view().as<std::int32_t>()[i] = static_cast<std::int32_t>(
+          std::min<std::int64_t>(keys_, ends_.view().as<std::int32_t>()[i]));
     }
     const SelectTopkArgs args = {scores,         starts_,        ends,
                                  truth_.indices, truth_.lengths, truth_.scores};
     const Guarded workspace(DType::kU8, {ref::select_topk_implementation.workspace_bytes(args)});
-    ref::select_topk_implementation.run(args,
-                                        {workspace.view().data, workspace.view().elements()});
+    ref::select_topk_implementation.run(args, {workspace.view().data, workspace.view().elements()});
     return compare_selections(output_, truth_);
   }
 
@@ -107,38 +107,37 @@ class IndexTopkCase : public Case {
 }  // namespace
 
 Operation index_topk_operation() {
-  return {"index_topk",
-          "scoring and exact selection in one pass, without a score matrix",
-          {{"rows", "16", "query rows"},
-           {"keys", "1024", "keys of the key space"},
-           {"index_heads", "64", "indexer heads"},
-           {"index_dim", "128", "channels of a head"},
-           {"topk", "64", "keys to select"},
-           {"dtype", "f32", "f64, f32, bf16 or f16"},
-           {"range", "full", "full, causal, packed or awkward"},
-           {"relu", "1", "0: identity"},
-           {"specials", "0", "1: keys with NaN, inf, zeros, and equal neighbours"},
-           {"scores", "1", "0: topk_scores is left out"},
-           {"seed", "1", "of the data"}},
-          [](const Problem& p) -> std::unique_ptr<Case> {
-            return std::make_unique<IndexTopkCase>(p);
-          },
-          {"index_topk rows=7 keys=300 index_heads=16 index_dim=32",
-           "index_topk rows=5 keys=257 index_heads=64 topk=31 range=causal dtype=bf16",
-           "index_topk rows=24 keys=200 index_heads=3 index_dim=17 topk=16 range=awkward",
-           "index_topk rows=37 keys=90 index_heads=1 index_dim=1 topk=5 range=awkward dtype=f16",
-           "index_topk rows=70 keys=80 index_heads=5 index_dim=40 topk=9 range=packed relu=0",
-           "index_topk rows=3 keys=5000 index_heads=2 index_dim=3 topk=700 specials=1",
-           "index_topk rows=20 keys=9000 index_heads=1 index_dim=8 topk=257 range=packed "
-           "specials=1 dtype=bf16",
-           "index_topk rows=1 keys=30000 index_heads=2 index_dim=5 topk=2048",
-           "index_topk rows=300 keys=300 index_heads=2 index_dim=4 topk=33 range=causal",
-           "index_topk rows=6 keys=50 index_heads=4 index_dim=8 topk=8 dtype=f64 range=causal",
-           "index_topk rows=4 keys=64 index_heads=4 index_dim=8 topk=70000 scores=0",
-           "index_topk rows=0 keys=64 index_heads=8 index_dim=16",
-           "index_topk rows=3 keys=0 index_heads=8 index_dim=16"},
-          {"index_topk rows=16 keys=32768 topk=2048 dtype=bf16",
-           "index_topk rows=1 keys=32768 topk=2048 dtype=bf16"}};
+  return {
+      "index_topk",
+      "scoring and exact selection in one pass, without a score matrix",
+      {{"rows", "16", "query rows"},
+       {"keys", "1024", "keys of the key space"},
+       {"index_heads", "64", "indexer heads"},
+       {"index_dim", "128", "channels of a head"},
+       {"topk", "64", "keys to select"},
+       {"dtype", "f32", "f64, f32, bf16 or f16"},
+       {"range", "full", "full, causal, packed or awkward"},
+       {"relu", "1", "0: identity"},
+       {"specials", "0", "1: keys with NaN, inf, zeros, and equal neighbours"},
+       {"scores", "1", "0: topk_scores is left out"},
+       {"seed", "1", "of the data"}},
+      [](const Problem& p) -> std::unique_ptr<Case> { return std::make_unique<IndexTopkCase>(p); },
+      {"index_topk rows=7 keys=300 index_heads=16 index_dim=32",
+       "index_topk rows=5 keys=257 index_heads=64 topk=31 range=causal dtype=bf16",
+       "index_topk rows=24 keys=200 index_heads=3 index_dim=17 topk=16 range=awkward",
+       "index_topk rows=37 keys=90 index_heads=1 index_dim=1 topk=5 range=awkward dtype=f16",
+       "index_topk rows=70 keys=80 index_heads=5 index_dim=40 topk=9 range=packed relu=0",
+       "index_topk rows=3 keys=5000 index_heads=2 index_dim=3 topk=700 specials=1",
+       "index_topk rows=20 keys=9000 index_heads=1 index_dim=8 topk=257 range=packed "
+       "specials=1 dtype=bf16",
+       "index_topk rows=1 keys=30000 index_heads=2 index_dim=5 topk=2048",
+       "index_topk rows=300 keys=300 index_heads=2 index_dim=4 topk=33 range=causal",
+       "index_topk rows=6 keys=50 index_heads=4 index_dim=8 topk=8 dtype=f64 range=causal",
+       "index_topk rows=4 keys=64 index_heads=4 index_dim=8 topk=70000 scores=0",
+       "index_topk rows=0 keys=64 index_heads=8 index_dim=16",
+       "index_topk rows=3 keys=0 index_heads=8 index_dim=16"},
+      {"index_topk rows=16 keys=32768 topk=2048 dtype=bf16",
+       "index_topk rows=1 keys=32768 topk=2048 dtype=bf16"}};
 }
 
 }  // namespace winnow::bench

@@ -19,7 +19,7 @@ namespace {
 double score(const std::string& kind, std::int64_t i, Random& random) {
   constexpr double kInf = std::numeric_limits<double>::infinity();
   constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
-  constexpr double kSpecial[] = {kNan, -kNan,    kInf,     -kInf,  0.,      -0.,
+  constexpr double kSpecial[] = {kNan, -kNan,    kInf,      -kInf,   0.,     -0.,
                                  1.,   0x1p-149, -0x1p-149, 0x1p-24, 3.4e38, -3.4e38};
   const auto x = static_cast<double>(i);
   if (kind == "gauss") return random.gauss();
@@ -78,8 +78,8 @@ class SelectTopkCase : public Case {
   Cost cost() const override {
     double visible = 0;
     for (std::int64_t i = 0; i < rows_; ++i)
-      visible += static_cast<double>(std::min(row_range(starts_, ends_, i, kMaxKeys).length(),
-                                              width_));
+      visible +=
+          static_cast<double>(std::min(row_range(starts_, ends_, i, kMaxKeys).length(), width_));
     return {0, visible * static_cast<double>(dtype_bytes(args_.scores.dtype)) +
                    static_cast<double>(rows_ * topk_ * (args_.topk_scores.empty() ? 4 : 8))};
   }
@@ -109,7 +109,8 @@ std::vector<std::string> check_problems() {
       "select_topk rows=2 width=262144 topk=2048 data=ties"};
   for (const char* kind : {"gauss", "ties", "zeros", "equal", "ascending", "descending", "special",
                            "invalid", "few", "near", "low", "hidden", "bits"}) {
-    for (const char* size : {"width=705 topk=257", "width=5000 topk=512", "width=33001 topk=2047"}) {
+    for (const char* size :
+         {"width=705 topk=257", "width=5000 topk=512", "width=33001 topk=2047"}) {
       list.push_back(fmt::format("select_topk rows=2 {} data={}", size, kind));
     }
   }
@@ -120,28 +121,27 @@ std::vector<std::string> check_problems() {
 
 Operation select_topk_operation() {
   const char* sizes = "select_topk rows=1 width=131072 topk=2048";
-  return {"select_topk",
-          "the k best keys of every row, by given scores",
-          {{"rows", "16", "query rows"},
-           {"width", "32768", "columns of the score matrix"},
-           {"keys", "-1", "keys of the key space, for the ranges; -1: width"},
-           {"topk", "2048", "keys to select"},
-           {"dtype", "f32", "f64, f32, bf16 or f16"},
-           {"range", "full", "full, causal, packed or awkward"},
-           {"data", "gauss",
-            "gauss, ties, zeros (a plateau), equal, ascending, descending, special (NaN, inf, "
-            "denormals), invalid (NaN and -inf only), few (1 % valid), near (one f16 bucket), low "
-            "(below -1e5), hidden (from samples) or bits (random)"},
-           {"scores", "1", "0: topk_scores is left out"},
-           {"seed", "1", "of the data"}},
-          [](const Problem& p) -> std::unique_ptr<Case> {
-            return std::make_unique<SelectTopkCase>(p);
-          },
-          check_problems(),
-          {sizes, fmt::format("{} dtype=bf16", sizes), fmt::format("{} data=ties", sizes),
-           fmt::format("{} data=zeros", sizes), fmt::format("{} data=equal", sizes),
-           fmt::format("{} data=ascending", sizes), fmt::format("{} data=descending", sizes),
-           fmt::format("{} data=hidden", sizes), "select_topk rows=16 width=32768 topk=2048"}};
+  return {
+      "select_topk",
+      "the k best keys of every row, by given scores",
+      {{"rows", "16", "query rows"},
+       {"width", "32768", "columns of the score matrix"},
+       {"keys", "-1", "keys of the key space, for the ranges; -1: width"},
+       {"topk", "2048", "keys to select"},
+       {"dtype", "f32", "f64, f32, bf16 or f16"},
+       {"range", "full", "full, causal, packed or awkward"},
+       {"data", "gauss",
+        "gauss, ties, zeros (a plateau), equal, ascending, descending, special (NaN, inf, "
+        "denormals), invalid (NaN and -inf only), few (1 % valid), near (one f16 bucket), low "
+        "(below -1e5), hidden (from samples) or bits (random)"},
+       {"scores", "1", "0: topk_scores is left out"},
+       {"seed", "1", "of the data"}},
+      [](const Problem& p) -> std::unique_ptr<Case> { return std::make_unique<SelectTopkCase>(p); },
+      check_problems(),
+      {sizes, fmt::format("{} dtype=bf16", sizes), fmt::format("{} data=ties", sizes),
+       fmt::format("{} data=zeros", sizes), fmt::format("{} data=equal", sizes),
+       fmt::format("{} data=ascending", sizes), fmt::format("{} data=descending", sizes),
+       fmt::format("{} data=hidden", sizes), "select_topk rows=16 width=32768 topk=2048"}};
 }
 
 }  // namespace winnow::bench

@@ -37,9 +37,9 @@ std::vector<Comparison> compare_selections(const SelectionOutput& actual,
       const Tensor& payload = truth.scores;
       if (payload.empty()) continue;
       const std::int64_t bytes = dtype_bytes(payload.dtype);
-      const bool equal = std::memcmp(actual.scores.view().as<char>() + n * bytes,
-                                     payload.as<char>() + n * bytes,
-                                     static_cast<std::size_t>(bytes)) == 0;
+      const bool equal =
+          std::memcmp(actual.scores.view().as<char>() + n * bytes, payload.as<char>() + n * bytes,
+                      static_cast<std::size_t>(bytes)) == 0;
       scores.add_exact(equal, [&] {
         return fmt::format("row {} slot {}: {} instead of {}", i, n - i * topk,
                            load_double(actual.scores.view().data, payload.dtype, n),

@@ -130,7 +130,7 @@ TEST(IndexScores, ARowAloneEqualsTheRowInTheBatch) {
 
 // Rows are scored in chunks as in one call: a row's range does not follow its place.
 TEST(IndexScores, ChunksOfRowsEqualOneCall) {
-  const Inputs in(DType::kF32, 16, 16, 3, 8, "causal");
+  const Inputs in(DType::kF32, 16, 16, 16, 8, "causal");
   const Array whole(DType::kF32, {16, 16}), chunked(DType::kF32, {16, 16});
   run(in.args(whole));
   for (std::int64_t first = 0; first < 16; first += 4) {

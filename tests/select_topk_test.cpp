@@ -39,7 +39,7 @@ class SelectTopk : public testing::TestWithParam<const char*> {
   void TearDown() override { pin_implementation("select_topk", ""); }
 
   struct Result {
-    std::vector<Ids> ids;       // valid ones
+    std::vector<Ids> ids;  // valid ones
     std::vector<Floats> scores;
   };
 
@@ -189,8 +189,7 @@ TEST_P(SelectTopk, IdsAreOfTheKeySpace) {
   Floats scores(2 * 12, 0.f);
   scores[3] = 9;
   const Tensor t = make_tensor(scores.data(), DType::kF32, {2, 12});
-  EXPECT_EQ(select(t.channels(0, 8), {100, 5}, {108, 12}, 1).ids,
-            (std::vector<Ids>{{103}, {5}}));
+  EXPECT_EQ(select(t.channels(0, 8), {100, 5}, {108, 12}, 1).ids, (std::vector<Ids>{{103}, {5}}));
   // A range wider than the matrix ends with it.
   EXPECT_EQ(select(t.channels(0, 3), {100, 5}, {200, 7}, 5).ids,
             (std::vector<Ids>{{100, 101, 102}, {5, 6}}));
@@ -264,8 +263,7 @@ TEST_P(SelectTopk, RowsFartherApartThan32BitsReach) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, SelectTopk,
-                         testing::Values("cpu.avx2", "cpu.portable", "reference"),
+INSTANTIATE_TEST_SUITE_P(Each, SelectTopk, testing::Values("cpu.avx2", "cpu.portable", "reference"),
                          [](const auto& test) {
                            std::string name = test.param;
                            std::replace(name.begin(), name.end(), '.', '_');
