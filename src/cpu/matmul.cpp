@@ -13,10 +13,12 @@
 // Order: one chain of multiply-adds per element, k ascending, from +0 or from C; fused on AVX2, and
 // then equal to a scalar fmaf loop. A row of the result depends on nothing but its row of A and B.
 // Bound by the FMA units (12 FMAs, 8 loads per k and tile); up to 8 rows by reading B.
-// Measured on a busy Zen 3 core as a share of the bare tile's rate beside it (best, median): 512^3
-// nt 0.68 0.63, nn 0.67 0.63, tn 0.84 0.67; 2048 x 768 x 768 nt 0.80 0.73; 4096 x 256 x 256 nt 0.84
-// 0.65, nn 0.74 0.55; 16 x 2048 x 2048 nt 0.84 0.73; 1 x 2048 x 2048 nt reads B at 7 to 9 GB/s.
-// Prefetching the broadcast rows of B in software made few rows slower.
+// Measured on one core of a busy Zen 3 machine, as a share of the bare 6 x 16 tile beside it
+// (itself 55 to 95 GFLOP/s); medians of six runs (one disturbed value left out): 512^3 nt 0.55 to
+// 0.75, nn 0.57 to 0.86, tn 0.43 to 0.79; 2048 x 768 x 768 nt 0.64 to 0.84; 4096 x 256 x 256 nt
+// 0.63 to 0.77, nn 0.61 to 0.81; 16 x 2048 x 2048 nt 0.63 to 0.74; 1 x 2048 x 2048 nt reads B at 7
+// to 9 GB/s. Not yet on a quiet machine. No gain seen: prefetching the broadcast rows of B, or
+// packed panels for later blocks of rows.
 #include "cpu/matmul.h"
 
 #include "base/cpu_features.h"
