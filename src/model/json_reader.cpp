@@ -43,6 +43,11 @@ const nlohmann::json& JsonReader::get(const std::string& key) {
   return *found;
 }
 
+bool JsonReader::has(const std::string& key) {
+  known_.push_back(key);
+  return object_.contains(key);
+}
+
 std::int64_t JsonReader::integer(const std::string& key) {
   const nlohmann::json& value = get(key);
   const bool fits = value.is_number_integer() &&
@@ -75,6 +80,12 @@ bool JsonReader::boolean(const std::string& key) {
 const nlohmann::json& JsonReader::object(const std::string& key) {
   const nlohmann::json& value = get(key);
   WINNOW_CHECK(kName, value.is_object(), "{} must be an object, got {}", full(key), shown(value));
+  return value;
+}
+
+const nlohmann::json& JsonReader::array(const std::string& key) {
+  const nlohmann::json& value = get(key);
+  WINNOW_CHECK(kName, value.is_array(), "{} must be a list, got {}", full(key), shown(value));
   return value;
 }
 

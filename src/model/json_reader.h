@@ -15,11 +15,14 @@ class JsonReader {
   // `path` names the object in messages: "attention.indexer"; "" for the outermost.
   JsonReader(const nlohmann::json& object, std::string path);
 
+  bool has(const std::string& key);  // of a key that may be left out
   std::int64_t integer(const std::string& key);
   std::int64_t integer_or(const std::string& key, std::int64_t absent);
   double number(const std::string& key);
   bool boolean(const std::string& key);
+  std::string string(const std::string& key);
   const nlohmann::json& object(const std::string& key);
+  const nlohmann::json& array(const std::string& key);
   // One of the words, as its value.
   template <class Value>
   Value word(const std::string& key, const std::vector<std::pair<const char*, Value>>& words) {
@@ -39,7 +42,6 @@ class JsonReader {
 
  private:
   const nlohmann::json& get(const std::string& key);
-  std::string string(const std::string& key);
   std::string full(const std::string& key) const;
   [[noreturn]] void refuse_word(const std::string& key, const std::string& text,
                                 const std::vector<std::string>& names) const;

@@ -1,0 +1,69 @@
+// What a training run is, read from JSON. DeepSeek's recipe (dense, indexer warm-up, sparse) is a
+// list of stages; any other list is as good.
+//
+// Both losses are means: the language loss over the tokens of a step, the indexer's KL over the
+// rows of a step, summed over layers and multiplied by index_loss_coefficient. How a step is cut
+// into micro-batches changes neither.
+#pragma once
+
+#include <filesystem>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <vector>
+
+#include "model/config.h"
+
+namespace winnow::train {
+
+struct DataConfig {
+  std::string path;                        // a text file, read as bytes
+  double validation_fraction = 0.05;       // of the bytes, held out from the end of the file
+  std::int64_t context = 0;                // tokens of a sequence
+  std::int64_t batch_sequences = 0;        // sequences of a step
+  std::int64_t micro_batch_sequences = 0;  // sequences in memory at a time; default: all of a step
+  std::int64_t validation_windows = 16;    // windows read while training; the end reads all
+};
+
+struct OptimizerConfig {
+  double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
+  double weight_decay = 0.1;  // decoupled; on matrices only
+  double clip_norm = 1;       // of the model's gradient, and of the indexers', each by itself
+};
+
+struct StageConfig {
+  std::string name;
+  attention::AttentionMode attention = attention::AttentionMode::kDense;
+  std::int64_t steps = 0;
+  double learning_rate = 0;        // the peak, after warmup_steps
+  double final_learning_rate = 0;  // at the end of the stage
+  std::int64_t warmup_steps = 0;
+  double index_loss_coefficient = 0;
+};
+
+struct TrainConfig {
+  model::ModelConfig model;
+  DataConfig data;
+  OptimizerConfig optimizer;
+  std::vector<StageConfig> stages;
+  std::int64_t checkpoint_every = 0;  // steps; 0: only at the end and when asked to stop
+  std::int64_t validate_every = 0;    // steps; 0: only at the end
+  std::uint64_t seed = 1;
+  std::string output;  // a folder
+};
+
+// Unknown keys are refused with the nearest valid one, missing and broken ones by name and value.
+TrainConfig read_train_config(const nlohmann::json& json);
+nlohmann::json write_train_config(const TrainConfig& config);
+
+// The file's content; text that is not JSON is an error with line and column. Paths stay relative
+// to the folder that the program runs in.
+TrainConfig read_train_config_file(const std::filesystem::path& path);
+
+// The first key whose value differs, such as "stages[1].steps", of those that decide the loss
+// curve; "" if there is none.
+std::string first_difference(const TrainConfig& a, const TrainConfig& b);
+
+std::int64_t total_steps(const TrainConfig& config);
+const char* attention_mode_name(attention::AttentionMode mode);  // "dense", "warmup", "sparse"
+
+}  // namespace winnow::train
