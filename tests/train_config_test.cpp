@@ -1,0 +1,149 @@
+// Configurations of training: what is read comes back, what is wrong is named with key, rule and
+// value.
+#include <cmath>
+#include <functional>
+
+#include "tests/files.h"
+#include "tests/tiny_run.h"
+#include "train/config.h"
+
+namespace winnow::train {
+namespace {
+
+using nlohmann::json;
+
+json run() { return tiny_run("text.txt", "out"); }
+
+TEST(TrainConfig, ReadsTheThreeStages) {
+  const TrainConfig c = read_train_config(run());
+  ASSERT_EQ(c.stages.size(), 3u);
+  EXPECT_EQ(c.stages[0].attention, attention::AttentionMode::kDense);
+  EXPECT_EQ(c.stages[1].attention, attention::AttentionMode::kWarmup);
+  EXPECT_EQ(c.stages[2].attention, attention::AttentionMode::kSparse);
+  EXPECT_EQ(c.stages[2].index_loss_coefficient, 0.5);
+  EXPECT_EQ(c.stages[1].final_learning_rate, 0.01);  // default: constant
+  EXPECT_EQ(c.data.micro_batch_sequences, 2);        // default: the whole step
+  EXPECT_EQ(total_steps(c), 13);
+  EXPECT_EQ(c.seed, 7u);
+}
+
+TEST(TrainConfig, WrittenAndReadAgainIsTheSame) {
+  const TrainConfig c = read_train_config(run());
+  const json written = write_train_config(c);
+  EXPECT_EQ(write_train_config(read_train_config(written)), written);
+  EXPECT_EQ(first_difference(c, read_train_config(written)), "");
+}
+
+struct Wrong {
+  const char* name;
+  std::function<void(json&)> change;
+  const char* message;
+};
+
+const std::vector<Wrong> kWrong = {
+    {"unknown_key", [](json& j) { j["checkpoint_evry"] = 3; }, "did you mean checkpoint_every?"},
+    {"unknown_data_key", [](json& j) { j["data"]["contxt"] = 3; }, "did you mean data.context?"},
+    {"unknown_stage_key", [](json& j) { j["stages"][1]["step"] = 3; },
+     "did you mean stages[1].steps?"},
+    {"unknown_optimizer_key", [](json& j) { j["optimizer"]["beta3"] = 3; },
+     "did you mean optimizer.beta"},
+    {"no_model", [](json& j) { j.erase("model"); }, "model is required"},
+    {"no_data", [](json& j) { j.erase("data"); }, "data is required"},
+    {"no_path", [](json& j) { j["data"].erase("path"); }, "data.path is required"},
+    {"no_context", [](json& j) { j["data"].erase("context"); }, "data.context is required"},
+    {"no_stages", [](json& j) { j.erase("stages"); }, "stages is required"},
+    {"no_output", [](json& j) { j.erase("output"); }, "output is required"},
+    {"no_steps", [](json& j) { j["stages"][0].erase("steps"); }, "stages[0].steps is required"},
+    {"empty_stages", [](json& j) { j["stages"] = json::array(); }, "at least one stage"},
+    {"stages_object", [](json& j) { j["stages"] = json::object(); }, "must be a list"},
+    {"stage_text", [](json& j) { j["stages"][0] = "dense"; }, "stages[0] must be a JSON object"},
+    {"data_list", [](json& j) { j["data"] = json::array(); }, "data must be an object"},
+    {"path_number", [](json& j) { j["data"]["path"] = 3; }, "data.path must be a string, got 3"},
+    {"unknown_mode", [](json& j) { j["stages"][0]["attention"] = "sprase"; }, "\"sprase\""},
+    {"context_0", [](json& j) { j["data"]["context"] = 0; }, "data.context must be from 1"},
+    {"context_text", [](json& j) { j["data"]["context"] = "24"; }, "got \"24\""},
+    {"context_fraction", [](json& j) { j["data"]["context"] = 24.5; }, "got 24.5"},
+    {"context_beyond_model", [](json& j) { j["data"]["context"] = 65; },
+     "at most model.attention.max_positions = 64, got 65"},
+    {"fraction_0", [](json& j) { j["data"]["validation_fraction"] = 0; }, "above 0 and below 1"},
+    {"fraction_1", [](json& j) { j["data"]["validation_fraction"] = 1; }, "above 0 and below 1"},
+    {"batch_0", [](json& j) { j["data"]["batch_sequences"] = 0; },
+     "batch_sequences must be from 1"},
+    {"micro_3", [](json& j) { j["data"]["micro_batch_sequences"] = 3; }, "must divide"},
+    {"micro_0", [](json& j) { j["data"]["micro_batch_sequences"] = 0; }, "must divide"},
+    {"batch_of_2^31_rows", [](json& j) { j["data"]["batch_sequences"] = std::int64_t{1} << 28; },
+     "at most 2147483647"},
+    {"beta_1", [](json& j) { j["optimizer"]["beta1"] = 1.0; }, "beta1 must be in [0, 1), got 1"},
+    {"epsilon_0", [](json& j) { j["optimizer"]["epsilon"] = 0; }, "epsilon must be positive"},
+    {"decay_negative", [](json& j) { j["optimizer"]["weight_decay"] = -1; }, "got -1"},
+    {"clip_0", [](json& j) { j["optimizer"]["clip_norm"] = 0; }, "clip_norm must be positive"},
+    {"steps_0", [](json& j) { j["stages"][2]["steps"] = 0; }, "stages[2].steps must be from 1"},
+    {"steps_overflow",
+     [](json& j) {
+       for (json& stage : j["stages"]) stage["steps"] = std::int64_t{1} << 40;
+     },
+     "sum of all steps"},
+    {"rate_0", [](json& j) { j["stages"][0]["learning_rate"] = 0; }, "learning_rate must be pos"},
+    {"rate_rises", [](json& j) { j["stages"][0]["final_learning_rate"] = 1; }, "got 1"},
+    {"warmup_beyond", [](json& j) { j["stages"][0]["warmup_steps"] = 7; }, "steps = 6, got 7"},
+    {"dense_with_index_loss", [](json& j) { j["stages"][0]["index_loss_coefficient"] = 1; },
+     "must be 0 in a dense stage"},
+    {"warmup_without_index_loss", [](json& j) { j["stages"][1]["index_loss_coefficient"] = 0; },
+     "must be positive in a warmup"},
+    {"checkpoint_negative", [](json& j) { j["checkpoint_every"] = -1; }, "got -1"},
+    {"seed_negative", [](json& j) { j["seed"] = -1; }, "seed must be from 0"},
+    {"output_empty", [](json& j) { j["output"] = ""; }, "output must name a folder"},
+    {"vocabulary", [](json& j) { j["model"]["vocab_size"] = 300; }, "must be 256"},
+};
+
+TEST(TrainConfig, WhatIsWrongIsNamedWithKeyRuleAndValue) {
+  for (const Wrong& wrong : kWrong) {
+    SCOPED_TRACE(wrong.name);
+    json changed = run();
+    wrong.change(changed);
+    const std::string message =
+        error_of(Status::kInvalidArgument, [&] { read_train_config(changed); });
+    EXPECT_TRUE(has(message, wrong.message));
+    EXPECT_EQ(message.rfind("[config] ", 0), 0u);
+  }
+}
+
+TEST(TrainConfig, TheDifferenceThatMattersIsNamed) {
+  const TrainConfig a = read_train_config(run());
+  const auto difference = [&](const std::function<void(json&)>& change) {
+    json changed = run();
+    change(changed);
+    return first_difference(a, read_train_config(changed));
+  };
+  EXPECT_EQ(difference([](json& j) { j["stages"][1]["steps"] = 4; }), "stages[1].steps");
+  EXPECT_EQ(difference([](json& j) { j["stages"].erase(2); }), "stages");
+  EXPECT_EQ(difference([](json& j) { j["seed"] = 8; }), "seed");
+  EXPECT_EQ(difference([](json& j) { j["data"]["context"] = 8; }), "data.context");
+  EXPECT_EQ(difference([](json& j) { j["model"]["attention"]["indexer"]["topk"] = 5; }),
+            "model.attention.indexer.topk");
+  EXPECT_EQ(difference([](json& j) { j["optimizer"]["beta1"] = 0.8; }), "optimizer.beta1");
+  // These decide nothing about the loss curve.
+  EXPECT_EQ(difference([](json& j) { j["output"] = "elsewhere"; }), "");
+  EXPECT_EQ(difference([](json& j) { j["checkpoint_every"] = 5; }), "");
+}
+
+class TrainConfigFile : public FolderTest {};
+
+TEST_F(TrainConfigFile, ErrorsNameTheFile) {
+  const auto refused = [&](const std::string& text) {
+    const auto path = write("c.json", text);
+    return error_of(Status::kInvalidArgument, [&] { read_train_config_file(path); });
+  };
+  EXPECT_TRUE(has(refused("{\n\"model\": 3,\n]"), "breaks in line 3"));
+  EXPECT_TRUE(has(refused(""), "breaks in line 1"));
+  EXPECT_TRUE(has(refused("[]"), "c.json: the configuration must be a JSON object"));
+  EXPECT_TRUE(has(refused("{}"), "c.json: model is required"));
+  EXPECT_TRUE(has(error_of(Status::kIo, [&] { read_train_config_file(folder_ / "no.json"); }),
+                  "No such file"));
+  EXPECT_EQ(first_difference(read_train_config_file(write("c.json", run().dump())),
+                             read_train_config(run())),
+            "");
+}
+
+}  // namespace
+}  // namespace winnow::train
