@@ -1,0 +1,51 @@
+// Checkpoints: one folder each, whole or not there.
+//
+//   OUTPUT/checkpoints/step-00000400/config.json            the model's configuration
+//                                    model.safetensors      its weights
+//                                    optimizer.safetensors  moments and step counts
+//                                    trainer.json           step, text, and the run's configuration
+//
+// A checkpoint is written into a hidden folder, brought to the disk, and then renamed. The newest
+// two are kept.
+#pragma once
+
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "model/transformer.h"
+#include "train/optimizer.h"
+
+namespace winnow::train {
+
+struct TrainerState {
+  std::int64_t step = 0;               // steps done
+  double train_seconds = 0;            // spent in them
+  std::uint64_t text_fingerprint = 0;  // of the text file (train/data.h)
+  TrainConfig config;
+};
+
+struct Checkpoint {
+  std::filesystem::path folder;
+  TrainerState state;
+};
+
+// Returns the new checkpoint's folder. A failure (full disk) leaves the older ones as they were.
+std::filesystem::path save_checkpoint(const std::filesystem::path& output,
+                                      const TrainerState& state, const ParameterList& parameters,
+                                      const AdamW& optimizer);
+
+// The newest whole checkpoint under `output`. A damaged one, which only something else than winnow
+// can have made, is passed over, with its error appended to `damaged`.
+std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& output,
+                                            std::vector<std::string>& damaged);
+
+// Into a model of the same configuration.
+void load_parameters(const std::filesystem::path& file, ParameterList& parameters);
+void load_optimizer(const std::filesystem::path& file, AdamW& optimizer);
+
+// The model of a checkpoint's folder, or of the newest checkpoint of a run's output folder.
+model::Transformer load_model(const std::filesystem::path& folder);
+
+}  // namespace winnow::train

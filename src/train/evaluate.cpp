@@ -1,0 +1,65 @@
+#include "train/evaluate.h"
+
+#include <algorithm>
+#include <numbers>
+
+namespace winnow::train {
+namespace {
+
+constexpr std::int64_t kWindowsAtOnce = 2;
+
+// Selected / visible keys of a row.
+double share_read(const Tensor& selection, const RowRanges& ranges, std::int64_t row) {
+  const auto i = static_cast<std::size_t>(row);
+  const std::int32_t* ids = selection.as<std::int32_t>() + row * selection.strides[0];
+  std::int64_t read = 0;
+  for (std::int64_t j = 0; j < selection.shape[1]; ++j) {
+    read += ids[j] >= ranges.starts[i] && ids[j] < ranges.ends[i] ? 1 : 0;
+  }
+  return static_cast<double>(read) / static_cast<double>(ranges.ends[i] - ranges.starts[i]);
+}
+
+}  // namespace
+
+Evaluation evaluate(model::Transformer& model, const TextData& data, attention::AttentionMode mode,
+                    std::int64_t windows, bool measure_selection) {
+  Evaluation sum;
+  sum.windows = std::min(windows, data.validation_windows());
+  double nll = 0;
+  std::int64_t tokens = 0, selections = 0, rows = 0;
+  for (std::int64_t first = 0; first < sum.windows; first += kWindowsAtOnce) {
+    const std::int64_t count = std::min(kWindowsAtOnce, sum.windows - first);
+    const model::Batch batch = data.validation_batch(first, count);
+    model::StepOptions options;
+    options.mode = mode;
+    options.backward = false;
+    options.measure_selection = measure_selection;
+    const model::StepResult result = model.step(batch, options);
+    nll += result.nll;
+    tokens += result.tokens;
+    sum.attention_mass_caught.resize(result.attention_mass_caught.size());
+    for (std::size_t i = 0; i < result.attention_mass_caught.size(); ++i) {
+      sum.attention_mass_caught[i] += result.attention_mass_caught[i] * static_cast<double>(count);
+    }
+    if (mode != attention::AttentionMode::kSparse) continue;
+    const std::int64_t context = batch.ranges.rows() / count;
+    for (const Tensor& selection : model.selections()) {
+      for (std::int64_t row = 0; row < batch.ranges.rows(); ++row) {
+        const double share = share_read(selection, batch.ranges, row);
+        sum.keys_read_mean += share;
+        if (row % context == context - 1) sum.keys_read_fraction += share;
+      }
+      selections += count;
+      rows += batch.ranges.rows();
+    }
+  }
+  sum.bits_per_byte = nll / static_cast<double>(tokens) / std::numbers::ln2;
+  for (double& mass : sum.attention_mass_caught) mass /= static_cast<double>(sum.windows);
+  if (rows > 0) {
+    sum.keys_read_mean /= static_cast<double>(rows);
+    sum.keys_read_fraction /= static_cast<double>(selections);
+  }
+  return sum;
+}
+
+}  // namespace winnow::train

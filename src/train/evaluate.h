@@ -1,0 +1,29 @@
+// How well a model predicts the held-out text, densely or through its indexers' selection, and how
+// much of the text that selection reads.
+#pragma once
+
+#include <vector>
+
+#include "model/transformer.h"
+#include "train/data.h"
+
+namespace winnow::train {
+
+struct Evaluation {
+  std::int64_t windows = 0;
+  double bits_per_byte = 0;  // mean over all tokens of all windows
+
+  // Of a sparse evaluation; means over layers and windows.
+  double keys_read_fraction = 0;  // selected / visible keys, at the last row of a window
+  double keys_read_mean = 0;      // the same, mean over all rows
+  // Share of the dense attention's probability that falls on the selected keys, per layer, mean
+  // over rows with more keys than topk. Empty unless measured.
+  std::vector<double> attention_mass_caught;
+};
+
+// Over the first `windows` windows of `context` tokens that lie end to end in the held-out text,
+// each read by itself from its first token.
+Evaluation evaluate(model::Transformer& model, const TextData& data, attention::AttentionMode mode,
+                    std::int64_t windows, bool measure_selection);
+
+}  // namespace winnow::train

@@ -1,0 +1,83 @@
+// The training loop: stages, steps, metrics, checkpoints.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "train/checkpoint.h"
+#include "train/data.h"
+#include "train/evaluate.h"
+#include "train/metrics.h"
+#include "train/schedule.h"
+
+namespace winnow::train {
+
+// Means over one step. In the warm-up there is no language loss.
+struct StepLosses {
+  std::optional<double> loss;    // nats per token
+  std::vector<double> index_kl;  // per layer, per row; empty where the indexers do not learn
+};
+
+// Forward and backward of one step of the run: the parameters' gradients are those of
+//   loss + index_loss_coefficient * sum over layers of index_kl,
+// up to rounding the same for every cut into micro-batches.
+StepLosses compute_gradients(model::Transformer& model, const TextData& data,
+                             const TrainConfig& config, std::int64_t step);
+
+struct StepReport {
+  std::int64_t step = 0, total_steps = 0;  // steps done, of how many
+  std::string stage;
+  StepLosses losses;
+  double learning_rate = 0;
+  GradientNorms gradient_norms;
+  double seconds = 0, tokens_per_second = 0;
+};
+
+struct Observer {
+  std::function<void(const StepReport&)> on_step;
+  std::function<void(const std::string&)> on_message;  // something worth a line
+  std::function<bool()> stop;                          // asked after every step
+};
+
+class Trainer {
+ public:
+  // resume: continues from the newest whole checkpoint under config.output; a configuration that
+  // differs from the checkpoint's is refused with the differing key. Otherwise the output folder
+  // must hold no run yet.
+  Trainer(TrainConfig config, bool resume);
+
+  // Runs to the end (true), or until the observer stops it (false), and saves.
+  bool run(const Observer& observer);
+
+  const TrainConfig& config() const { return config_; }
+  const TrainerState& state() const { return state_; }
+  const TextData& data() const { return data_; }
+  model::Transformer& model() { return model_; }
+  std::filesystem::path metrics_path() const { return output_ / "metrics.jsonl"; }
+
+ private:
+  void open_output();
+  void restore();
+  StepReport step();
+  void validate(const Observer& observer);
+  void save();
+
+  TrainConfig config_;
+  std::filesystem::path output_;
+  TextData data_;
+  model::Transformer model_;
+  AdamW optimizer_;
+  TrainerState state_;
+  FileDescriptor lock_;
+  std::unique_ptr<MetricsLog> metrics_;
+  std::vector<std::string> damaged_;  // checkpoints that were passed over
+  std::int64_t saved_step_ = -1;
+};
+
+// The folder holds a checkpoint, or what is left of one.
+bool holds_run(const std::filesystem::path& output);
+
+}  // namespace winnow::train
