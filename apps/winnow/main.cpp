@@ -27,6 +27,9 @@ void add_threads_option(CLI::App& command) {
 namespace {
 
 constexpr const char* kFooter = R"(Examples:
+  winnow demo                                   trains a small model, compares sparse and dense
+  winnow train examples/demo.json --resume      goes on with a run
+  winnow generate build/demo/run --prompt "In the beginning"
   winnow info                                   this machine, as winnow sees it
   winnow why "index_topk rows=16 keys=4096"     who runs this call, and why others do not
   winnow check                                  every implementation against the reference
@@ -104,6 +107,9 @@ int run(int argc, char** argv) {
   app.set_help_flag("-h,--help", "explains the program or a command");
   app.set_version_flag("--version", "winnow " WINNOW_VERSION, "prints the version");
   app.require_subcommand(0, 1);
+  add_demo(app);
+  add_train(app);
+  add_generate(app);
   add_info(app);
   add_why(app);
   add_check(app);
