@@ -62,7 +62,7 @@ TEST_F(Kill, AtAnyMomentLeavesAWholeCheckpointAndTheSameCurve) {
       done = true;
     } else {
       ++kills;
-      longest = std::min(200, longest + 1);  // so that it gets to the end at last
+      longest = std::min(2000, longest + 4);  // so that it gets to the end at last
     }
     std::vector<std::string> damaged;
     newest_checkpoint(killed.output, damaged);

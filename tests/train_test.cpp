@@ -179,8 +179,8 @@ TEST_F(Train, ResumeRefusesWhatWouldChangeTheCurve) {
   };
   EXPECT_TRUE(has(refused(config, false), "continue it with --resume"));
   json changed = config;
-  changed["stages"][2]["learning_rate"] = 0.004;
-  EXPECT_TRUE(has(refused(changed, true), "stages[2].learning_rate"));
+  changed["stages"][2]["index_loss_coefficient"] = 0.4;
+  EXPECT_TRUE(has(refused(changed, true), "stages[2].index_loss_coefficient"));
   EXPECT_TRUE(
       has(error_of(Status::kIo, [&] { run(run_of("nothing"), true); }), "no whole checkpoint"));
   std::string other = read(text_);

@@ -45,7 +45,8 @@ MetricsLog::MetricsLog(std::filesystem::path path, std::int64_t step) : path_(st
       return true;
     });
   }
-  if (::ftruncate(file_.get(), static_cast<off_t>(kept)) != 0) {
+  if (file_size(kOperation, path_, file_.get()) > kept &&
+      ::ftruncate(file_.get(), static_cast<off_t>(kept)) != 0) {
     fail(Status::kIo, kOperation, "cannot cut {}: {}", path_.string(), system_reason(errno));
   }
 }
