@@ -8,6 +8,8 @@ const std::vector<Operation>& operations() {
       select_topk_operation(),
       index_topk_operation(),
       matmul_operation(),
+      sparse_attention_operation(),
+      sparse_attention_backward_operation(),
   };
   return all;
 }

@@ -9,5 +9,7 @@ Operation index_scores_operation();
 Operation select_topk_operation();
 Operation index_topk_operation();
 Operation matmul_operation();
+Operation sparse_attention_operation();
+Operation sparse_attention_backward_operation();
 
 }  // namespace winnow::bench

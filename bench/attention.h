@@ -1,0 +1,52 @@
+// Inputs of the problems of attention, and the truth about one query head in double with the error
+// bounds of f32 arithmetic.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "bench/case.h"
+#include "bench/guarded.h"
+#include "bench/problem.h"
+
+namespace winnow::bench {
+
+std::vector<Parameter> attention_parameters();
+
+struct AttentionInputs {
+  explicit AttentionInputs(const Problem& p);
+
+  const Tensor& value_source() const { return shared_value ? key.view() : value.view(); }
+  std::int64_t group() const { return heads / kv_heads; }
+  Tensor value_or_nothing() const { return shared_value ? Tensor{} : value.view(); }
+  Tensor indices_or_nothing() const { return topk == 0 ? Tensor{} : topk_indices.view(); }
+  Tensor lengths_or_nothing() const { return with_lengths ? topk_lengths.view() : Tensor{}; }
+  DType wide() const { return dtype == DType::kF64 ? DType::kF64 : DType::kF32; }
+  // Ids of the slots of a row that count, in list order.
+  std::vector<std::int64_t> slots(std::int64_t row) const;
+  double pairs() const;           // counting slots over all rows
+  double input_elements() const;  // query, key and value
+
+  std::int64_t rows, keys, heads, kv_heads, dim_qk, dim_v, topk;
+  bool shared_value, with_lengths;
+  DType dtype;
+  double softmax_scale;
+  Guarded query, key, value, topk_indices, topk_lengths, starts, ends;
+};
+
+// What f32 arithmetic may lose, relative to a sum of magnitudes, in n roundings: bounds.h's gamma,
+// with the unit of double for f64 (twice, as the truth is computed in double as well).
+double gamma_of(DType dtype, double n);
+
+// Relative error of rounding to the dtype of an output; 0 for f32 and f64, counted elsewhere.
+double storage_error(DType dtype);
+
+// One query head: logits of the counting slots with a bound on the error of each.
+struct HeadLogits {
+  std::vector<double> z, error;
+  double lse;  // of z; -inf without a slot
+};
+HeadLogits head_logits(const AttentionInputs& in, std::int64_t row, std::int64_t head,
+                       const std::vector<std::int64_t>& slots);
+
+}  // namespace winnow::bench
