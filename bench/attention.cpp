@@ -67,9 +67,8 @@ AttentionInputs::AttentionInputs(const Problem& p)
 
 std::vector<std::int64_t> AttentionInputs::slots(std::int64_t row) const {
   std::vector<std::int64_t> ids;
-  ref::for_each_slot(indices_or_nothing(), lengths_or_nothing(),
-                     row_range(starts, ends, row, keys), row,
-                     [&](std::int64_t, std::int64_t id) { ids.push_back(id); });
+  ref::for_each_slot(indices_or_nothing(), lengths_or_nothing(), row_range(starts, ends, row, keys),
+                     row, [&](std::int64_t, std::int64_t id) { ids.push_back(id); });
   return ids;
 }
 

@@ -53,23 +53,22 @@ class SparseAttentionCase : public Case {
         for (const double z : head.z) maximum = std::max(maximum, z);
         for (std::size_t s = 0; s < slots.size(); ++s) {
           p[s] = std::exp(head.z[s] - head.lse);
-          delta[s] = head.error[s] +
-                     gamma_of(in_.dtype, maximum - head.z[s] + 3 * blocks + 2);
+          delta[s] = head.error[s] + gamma_of(in_.dtype, maximum - head.z[s] + 3 * blocks + 2);
           mean_delta += p[s] * delta[s];
         }
         const double sum_error = mean_delta + gamma_of(in_.dtype, 11 + blocks);
         // The logarithm: 2u of itself, then the sum with m.
-        lses.add(ref::get(lse_, i, h), head.lse,
-                 sum_error + gamma_of(in_.dtype, 2 * std::abs(head.lse - maximum) +
-                                                     std::abs(head.lse)),
-                 [&] { return fmt::format("row {} head {}", i, h); });
+        lses.add(
+            ref::get(lse_, i, h), head.lse,
+            sum_error + gamma_of(in_.dtype, 2 * std::abs(head.lse - maximum) + std::abs(head.lse)),
+            [&] { return fmt::format("row {} head {}", i, h); });
         for (std::int64_t c = 0; c < in_.dim_v; ++c) {
           double truth = 0, bound = 0;
           for (std::size_t s = 0; s < slots.size(); ++s) {
             const double v = ref::get(value, slots[s], h / in_.group(), c);
             truth += p[s] * v;
-            bound += std::abs(v) * (p[s] * (delta[s] + gamma_of(in_.dtype, count + blocks + 1)) +
-                                    0x1p-148);
+            bound += std::abs(v) *
+                     (p[s] * (delta[s] + gamma_of(in_.dtype, count + blocks + 1)) + 0x1p-148);
           }
           bound += std::abs(truth) * (sum_error + gamma_of(in_.dtype, 3));
           bound += storage_error(output_.view().dtype) * (std::abs(truth) + bound);
@@ -84,9 +83,9 @@ class SparseAttentionCase : public Case {
   Cost cost() const override {
     const double flops =
         2 * in_.pairs() * static_cast<double>(in_.heads * (in_.dim_qk + in_.dim_v));
-    const double bytes = in_.input_elements() * static_cast<double>(dtype_bytes(in_.dtype)) +
-                         static_cast<double>(output_.view().elements() *
-                                             dtype_bytes(output_.view().dtype));
+    const double bytes =
+        in_.input_elements() * static_cast<double>(dtype_bytes(in_.dtype)) +
+        static_cast<double>(output_.view().elements() * dtype_bytes(output_.view().dtype));
     return {flops, bytes};
   }
 

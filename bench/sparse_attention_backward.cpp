@@ -99,8 +99,10 @@ class SparseAttentionBackwardCase : public Case {
           }
           dp_error[s] = gamma_of(in_.dtype, static_cast<double>(in_.dim_v + 1)) * magnitude;
           delta += p[s] * dp[s];
-          delta_error += std::abs(dp[s]) * (p_error[s] + p[s] * gamma_of(in_.dtype, static_cast<double>(count + 1))) +
-                         p[s] * dp_error[s];
+          delta_error +=
+              std::abs(dp[s]) *
+                  (p_error[s] + p[s] * gamma_of(in_.dtype, static_cast<double>(count + 1))) +
+              p[s] * dp_error[s];
         }
         std::vector<Bounded> query_sums(static_cast<std::size_t>(in_.dim_qk));
         for (std::size_t s = 0; s < count; ++s) {

@@ -1,0 +1,284 @@
+// The pieces that sparse attention and its backward are made of.
+//
+// The unit is a run: rows that share one list of slots, of which row r sees the first visible[r].
+// With index lists a run is one row; without, it is several rows with the same start, so that they
+// share packed keys. Its tile rows are pairs (row, head) of one key head: pair p is head p % group
+// of row p / group. Every sum is one FMA chain per pair and element, over channels ascending or over
+// slots in list order, and takes in the slots a pair sees and no others; so runs, tiles and heads
+// leave no trace in the bits.
+#pragma once
+
+#include "base/row_range.h"
+#include "cpu/tile.h"
+
+namespace winnow::cpu::WINNOW_ISA {
+
+inline constexpr std::int64_t kSlotBlock = 64;  // slots whose values are copied side by side
+inline constexpr std::int64_t kDepthStep = 288;  // channels of a panel that stay in L1: 18 KiB
+
+struct Slots {
+  const std::int32_t* ids = nullptr;  // null: the keys first, first + 1, ...
+  std::int64_t first = 0, count = 0;
+  std::int64_t key(std::int64_t s) const { return ids != nullptr ? ids[s] : first + s; }
+};
+
+// The ids of a row's list that count, in list order; returns how many.
+inline std::int64_t compact_ids(const Tensor& topk_indices, const Tensor& topk_lengths,
+                                const RowRange& range, std::int64_t row, std::int32_t* ids) {
+  std::int64_t slots = topk_indices.shape[1];
+  if (!topk_lengths.empty()) {
+    slots = min64(slots, topk_lengths.as<std::int32_t>()[row * topk_lengths.strides[0]]);
+  }
+  const std::int32_t* list = topk_indices.as<std::int32_t>() + row * topk_indices.strides[0];
+  std::int64_t count = 0;
+  for (std::int64_t s = 0; s < slots; ++s) {
+    const std::int32_t id = list[s * topk_indices.strides[1]];
+    ids[count] = id;  // never past the list: count <= s
+    count += range.contains(id) ? 1 : 0;
+  }
+  return count;
+}
+
+// The rows of one key head.
+template <class T>
+struct KeyRows {
+  const T* data;
+  std::int64_t stride;
+  KeyRows(const Tensor& t, std::int64_t head)
+      : data(t.as<T>() + head * t.strides[1]), stride(t.strides[0]) {}
+  const T* operator[](std::int64_t key) const { return data + key * stride; }
+};
+
+// The rows [channels] of the pairs of a run, of a tensor [rows, heads, channels].
+template <class T>
+struct PairRows {
+  T* data;
+  std::int64_t row_stride, head_stride;
+  int group;
+  PairRows(const Tensor& t, std::int64_t row, std::int64_t first_head, int heads_of_key)
+      : data(t.as<T>() + row * t.strides[0] + first_head * t.strides[1]),
+        row_stride(t.strides[0]),
+        head_stride(t.strides[1]),
+        group(heads_of_key) {}
+  T* operator[](int pair) const {
+    return data + pair / group * row_stride + pair % group * head_stride;
+  }
+};
+
+// All pairs as tiles [depth][mr], tile t at out + tiles.first(t) * depth. Needs 8 floats of slack.
+template <class T>
+void pack_pairs(const PairRows<T>& rows, const Tiles& tiles, std::int64_t depth, float* out) {
+  for (int t = 0; t < tiles.count; ++t) {
+    const int mr = tiles.rows(t), first = tiles.first(t);
+    float* tile = out + first * depth;
+    const T* row[kTileRows];
+    for (int i = 0; i < mr; ++i) row[i] = rows[first + i];
+    std::int64_t k = 0;
+    for (; k + 8 <= depth; k += 8) {
+      F8 r[8];
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) r[i] = i < mr ? load(row[i] + k) : zero8();
+      transpose8(r);
+#pragma GCC unroll 8
+      for (int i = 0; i < 8; ++i) store(tile + (k + i) * mr, r[i]);  // the overlap is rewritten
+    }
+    for (; k < depth; ++k) {
+      for (int i = 0; i < mr; ++i) tile[k * mr + i] = to_float(row[i][k]);
+    }
+  }
+}
+
+// Slots [s, s + 16) as a panel [depth][16]; spare lanes repeat the last slot.
+template <class T>
+void pack_slots(const KeyRows<T>& keys, const Slots& slots, std::int64_t s, std::int64_t depth,
+                float* panel) {
+  const T* row[kPanel];
+  for (int i = 0; i < kPanel; ++i) row[i] = keys[slots.key(min64(s + i, slots.count - 1))];
+  pack_panel(row, depth, panel);
+}
+
+// 16 channels of a row as two vectors; zeros past `valid`.
+template <class T>
+WINNOW_INLINE void load_columns(const T* row, std::int64_t valid, F8& a, F8& b) {
+  if (valid >= kPanel) {
+    a = load(row);
+    b = load(row + 8);
+    return;
+  }
+  float columns[kPanel] = {};
+  for (std::int64_t c = 0; c < valid; ++c) columns[c] = to_float(row[c]);
+  a = load(columns);
+  b = load(columns + 8);
+}
+template <class T>
+WINNOW_INLINE void store_columns(T* row, std::int64_t valid, F8 a, F8 b) {
+  if constexpr (sizeof(T) == 4) {
+    if (valid >= kPanel) {
+      store(row, a);
+      store(row + 8, b);
+      return;
+    }
+  }
+  float columns[kPanel];
+  store(columns, a);
+  store(columns + 8, b);
+  for (std::int64_t c = 0; c < min64(kPanel, valid); ++c) row[c] = from_double<T>(columns[c]);
+}
+
+// One row of `width` channels into panels that lie `panel_stride` floats apart, 16 channels each.
+template <class T>
+WINNOW_INLINE void copy_row(const T* row, std::int64_t width, float* out,
+                            std::int64_t panel_stride) {
+  for (std::int64_t c = 0; c < width; c += kPanel, out += panel_stride) {
+    F8 a, b;
+    load_columns(row + c, width - c, a, b);
+    store(out, a);
+    store(out + 8, b);
+  }
+}
+
+// Slots [s, s + n) as panels [channels / 16][kSlotBlock][16].
+template <class T>
+void copy_slots(const KeyRows<T>& values, const Slots& slots, std::int64_t s, std::int64_t n,
+                std::int64_t channels, float* out) {
+  for (std::int64_t i = 0; i < n; ++i) {
+    copy_row(values[slots.key(s + i)], channels, out + i * kPanel, kSlotBlock * kPanel);
+  }
+}
+
+// Prefetches the rows of slots [s, s + 16).
+template <class T>
+Prefetcher rows_ahead(const KeyRows<T>& keys, const Slots& slots, std::int64_t s,
+                      std::int64_t channels) {
+  Prefetcher ahead(channels * static_cast<std::int64_t>(sizeof(T)));
+  for (std::int64_t i = s; i < min64(s + kPanel, slots.count); ++i) ahead.add(keys[slots.key(i)]);
+  return ahead;
+}
+
+// Whether some pair of the tile sees slot s.
+WINNOW_INLINE bool tile_sees(const std::int32_t* visible, int rows, std::int64_t s) {
+  for (int r = 0; r < rows; ++r) {
+    if (visible[r] > s) return true;
+  }
+  return false;
+}
+
+// dots[pair][0..16) = pair . panel over `depth` channels, for tiles that see slot s. `lines` cache
+// lines are prefetched per 32 channels and tile.
+inline void dot_pairs(const float* packed, const Tiles& tiles, const std::int32_t* visible,
+                      std::int64_t s, std::int64_t depth, const float* panel, float* dots,
+                      std::int64_t stride, Prefetcher& ahead, int lines) {
+  for (std::int64_t d = 0; d < depth; d += kDepthStep) {
+    const std::int64_t step = min64(kDepthStep, depth - d);
+    for (int t = 0; t < tiles.count; ++t) {
+      const int mr = tiles.rows(t), first = tiles.first(t);
+      if (!tile_sees(visible + first, mr, s)) continue;
+      const float* a = packed + first * depth + d * mr;
+      float* out = dots + first * stride;
+      with_rows(mr, [&]<int MR>() __attribute__((always_inline)) {
+        F8 acc[MR][2];
+#pragma GCC unroll 8
+        for (int r = 0; r < MR; ++r) {
+          acc[r][0] = d == 0 ? zero8() : load(out + r * stride);
+          acc[r][1] = d == 0 ? zero8() : load(out + r * stride + 8);
+        }
+        for (std::int64_t x = 0; x < step; x += 32) {
+          ahead.step(lines);
+          multiply_tile<MR>(a + x * MR, MR, 1, panel + (d + x) * kPanel, min64(32, step - x), acc);
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < MR; ++r) {
+          store(out + r * stride, acc[r][0]);
+          store(out + r * stride + 8, acc[r][1]);
+        }
+      });
+    }
+  }
+}
+
+// sums[panel][pair][16] = factor[pair] * sums + sum over the slots s .. of one block that the pair
+// sees: weights[pair][slot] * values[panel][slot][16]. Without `factor` there is no product.
+inline void add_weighted(const float* weights, std::int64_t stride, const Tiles& tiles, int pairs,
+                         const std::int32_t* visible, std::int64_t s, const float* factor,
+                         const float* values, std::int64_t channels, float* sums,
+                         Prefetcher& ahead) {
+  for (std::int64_t c = 0; c < channels; c += kPanel) {
+    const float* panel = values + c * kSlotBlock;
+    for (int t = 0; t < tiles.count; ++t) {
+      const int mr = tiles.rows(t), first = tiles.first(t);
+      std::int64_t n[kTileRows], fewest = kSlotBlock, most = 0;
+      for (int r = 0; r < mr; ++r) {
+        n[r] = max64(0, min64(kSlotBlock, visible[first + r] - s));
+        fewest = min64(fewest, n[r]);
+        most = max64(most, n[r]);
+      }
+      if (most == 0) continue;
+      ahead.step(2);
+      float* sum = sums + (c / kPanel * pairs + first) * kPanel;
+      const float* w = weights + first * stride;
+      with_rows(mr, [&]<int MR>() __attribute__((always_inline)) {
+        F8 acc[MR][2];
+#pragma GCC unroll 8
+        for (int r = 0; r < MR; ++r) {
+          acc[r][0] = load(sum + r * kPanel);
+          acc[r][1] = load(sum + r * kPanel + 8);
+          if (factor != nullptr) {
+            const F8 f = splat(factor[first + r]);
+            acc[r][0] = f * acc[r][0];
+            acc[r][1] = f * acc[r][1];
+          }
+        }
+        multiply_tile<MR>(w, 1, stride, panel, fewest, acc);
+#pragma GCC unroll 8
+        for (int r = 0; r < MR; ++r) {
+          store(sum + r * kPanel, acc[r][0]);
+          store(sum + r * kPanel + 8, acc[r][1]);
+        }
+      });
+      if (most == fewest) continue;
+      for (int r = 0; r < mr; ++r) {  // the rest of those that see more: the last block of a row
+        F8 acc[1][2] = {{load(sum + r * kPanel), load(sum + r * kPanel + 8)}};
+        multiply_tile<1>(w + r * stride + fewest, 1, 0, panel + fewest * kPanel, n[r] - fewest,
+                         acc);
+        store(sum + r * kPanel, acc[0][0]);
+        store(sum + r * kPanel + 8, acc[0][1]);
+      }
+    }
+  }
+}
+
+// Why no kernel here takes these tensors; "" if one does.
+inline const char* refuse_layout(const Tensor& query, std::initializer_list<Tensor> rows) {
+  if (query.dtype == DType::kF64) return "f64 is left to the reference";
+  for (const Tensor& t : rows) {
+    if (!t.empty() && t.shape[2] > 1 && t.strides[2] != 1) {
+      return "channels must have stride 1";
+    }
+  }
+  return "";
+}
+
+// Rows without lists that form one run: consecutive, of one start; empty rows fit anywhere.
+// visible[r] is set for each. Returns how many of the at most `most` rows from `row` belong.
+inline int dense_run(const Tensor& starts, const Tensor& ends, std::int64_t keys, std::int64_t row,
+                     int most, std::int32_t* visible, Slots& slots) {
+  slots = {};
+  int n = 0;
+  for (; n < most; ++n) {
+    const RowRange range = row_range(starts, ends, row + n, keys);
+    if (range.length() > 0) {
+      if (slots.count > 0 && range.start != slots.first) break;
+      slots.first = range.start;
+      slots.count = max64(slots.count, range.length());
+    }
+    visible[n] = static_cast<std::int32_t>(range.length());
+  }
+  return n;
+}
+
+// How many rows without lists share packed keys: enough pairs to make packing cheap.
+inline int rows_per_run(bool dense, std::int64_t group, std::int64_t rows) {
+  return dense ? static_cast<int>(max64(1, min64(64 / group, rows))) : 1;
+}
+
+}  // namespace winnow::cpu::WINNOW_ISA
