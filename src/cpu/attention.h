@@ -3,9 +3,9 @@
 // The unit is a run: rows that share one list of slots, of which row r sees the first visible[r].
 // With index lists a run is one row; without, it is several rows with the same start, so that they
 // share packed keys. Its tile rows are pairs (row, head) of one key head: pair p is head p % group
-// of row p / group. Every sum is one FMA chain per pair and element, over channels ascending or over
-// slots in list order, and takes in the slots a pair sees and no others; so runs, tiles and heads
-// leave no trace in the bits.
+// of row p / group. Every sum is one FMA chain per pair and element, over channels ascending or
+// over slots in list order, and takes in the slots a pair sees and no others; so runs, tiles and
+// heads leave no trace in the bits.
 #pragma once
 
 #include "base/row_range.h"
@@ -13,7 +13,7 @@
 
 namespace winnow::cpu::WINNOW_ISA {
 
-inline constexpr std::int64_t kSlotBlock = 64;  // slots whose values are copied side by side
+inline constexpr std::int64_t kSlotBlock = 64;   // slots whose values are copied side by side
 inline constexpr std::int64_t kDepthStep = 288;  // channels of a panel that stay in L1: 18 KiB
 
 struct Slots {
@@ -165,9 +165,10 @@ WINNOW_INLINE bool tile_sees(const std::int32_t* visible, int rows, std::int64_t
 
 // dots[pair][0..16) = pair . panel over `depth` channels, for tiles that see slot s. `lines` cache
 // lines are prefetched per 32 channels and tile.
-inline void dot_pairs(const float* packed, const Tiles& tiles, const std::int32_t* visible,
-                      std::int64_t s, std::int64_t depth, const float* panel, float* dots,
-                      std::int64_t stride, Prefetcher& ahead, int lines) {
+inline __attribute__((noinline)) void dot_pairs(const float* packed, const Tiles& tiles,
+                                                const std::int32_t* visible, std::int64_t s,
+                                                std::int64_t depth, const float* panel, float* dots,
+                                                std::int64_t stride, Prefetcher& ahead, int lines) {
   for (std::int64_t d = 0; d < depth; d += kDepthStep) {
     const std::int64_t step = min64(kDepthStep, depth - d);
     for (int t = 0; t < tiles.count; ++t) {
@@ -175,33 +176,37 @@ inline void dot_pairs(const float* packed, const Tiles& tiles, const std::int32_
       if (!tile_sees(visible + first, mr, s)) continue;
       const float* a = packed + first * depth + d * mr;
       float* out = dots + first * stride;
-      with_rows(mr, [&]<int MR>() __attribute__((always_inline)) {
-        F8 acc[MR][2];
+      with_rows(
+          mr, [&]<int MR>() __attribute__((always_inline)) {
+            F8 acc[MR][2];
 #pragma GCC unroll 8
-        for (int r = 0; r < MR; ++r) {
-          acc[r][0] = d == 0 ? zero8() : load(out + r * stride);
-          acc[r][1] = d == 0 ? zero8() : load(out + r * stride + 8);
-        }
-        for (std::int64_t x = 0; x < step; x += 32) {
-          ahead.step(lines);
-          multiply_tile<MR>(a + x * MR, MR, 1, panel + (d + x) * kPanel, min64(32, step - x), acc);
-        }
+            for (int r = 0; r < MR; ++r) {
+              acc[r][0] = d == 0 ? zero8() : load(out + r * stride);
+              acc[r][1] = d == 0 ? zero8() : load(out + r * stride + 8);
+            }
+            for (std::int64_t x = 0; x < step; x += 32) {
+              ahead.step(lines);
+              multiply_tile<MR>(a + x * MR, MR, 1, panel + (d + x) * kPanel, min64(32, step - x),
+                                acc);
+            }
 #pragma GCC unroll 8
-        for (int r = 0; r < MR; ++r) {
-          store(out + r * stride, acc[r][0]);
-          store(out + r * stride + 8, acc[r][1]);
-        }
-      });
+            for (int r = 0; r < MR; ++r) {
+              store(out + r * stride, acc[r][0]);
+              store(out + r * stride + 8, acc[r][1]);
+            }
+          });
     }
   }
 }
 
 // sums[panel][pair][16] = factor[pair] * sums + sum over the slots s .. of one block that the pair
 // sees: weights[pair][slot] * values[panel][slot][16]. Without `factor` there is no product.
-inline void add_weighted(const float* weights, std::int64_t stride, const Tiles& tiles, int pairs,
-                         const std::int32_t* visible, std::int64_t s, const float* factor,
-                         const float* values, std::int64_t channels, float* sums,
-                         Prefetcher& ahead) {
+inline __attribute__((noinline)) void add_weighted(const float* weights, std::int64_t stride,
+                                                   const Tiles& tiles, int pairs,
+                                                   const std::int32_t* visible, std::int64_t s,
+                                                   const float* factor, const float* values,
+                                                   std::int64_t channels, float* sums,
+                                                   Prefetcher& ahead) {
   for (std::int64_t c = 0; c < channels; c += kPanel) {
     const float* panel = values + c * kSlotBlock;
     for (int t = 0; t < tiles.count; ++t) {
@@ -216,25 +221,26 @@ inline void add_weighted(const float* weights, std::int64_t stride, const Tiles&
       ahead.step(2);
       float* sum = sums + (c / kPanel * pairs + first) * kPanel;
       const float* w = weights + first * stride;
-      with_rows(mr, [&]<int MR>() __attribute__((always_inline)) {
-        F8 acc[MR][2];
+      with_rows(
+          mr, [&]<int MR>() __attribute__((always_inline)) {
+            F8 acc[MR][2];
 #pragma GCC unroll 8
-        for (int r = 0; r < MR; ++r) {
-          acc[r][0] = load(sum + r * kPanel);
-          acc[r][1] = load(sum + r * kPanel + 8);
-          if (factor != nullptr) {
-            const F8 f = splat(factor[first + r]);
-            acc[r][0] = f * acc[r][0];
-            acc[r][1] = f * acc[r][1];
-          }
-        }
-        multiply_tile<MR>(w, 1, stride, panel, fewest, acc);
+            for (int r = 0; r < MR; ++r) {
+              acc[r][0] = load(sum + r * kPanel);
+              acc[r][1] = load(sum + r * kPanel + 8);
+              if (factor != nullptr) {
+                const F8 f = splat(factor[first + r]);
+                acc[r][0] = f * acc[r][0];
+                acc[r][1] = f * acc[r][1];
+              }
+            }
+            multiply_tile<MR>(w, 1, stride, panel, fewest, acc);
 #pragma GCC unroll 8
-        for (int r = 0; r < MR; ++r) {
-          store(sum + r * kPanel, acc[r][0]);
-          store(sum + r * kPanel + 8, acc[r][1]);
-        }
-      });
+            for (int r = 0; r < MR; ++r) {
+              store(sum + r * kPanel, acc[r][0]);
+              store(sum + r * kPanel + 8, acc[r][1]);
+            }
+          });
       if (most == fewest) continue;
       for (int r = 0; r < mr; ++r) {  // the rest of those that see more: the last block of a row
         F8 acc[1][2] = {{load(sum + r * kPanel), load(sum + r * kPanel + 8)}};
@@ -276,9 +282,25 @@ inline int dense_run(const Tensor& starts, const Tensor& ends, std::int64_t keys
   return n;
 }
 
-// How many rows without lists share packed keys: enough pairs to make packing cheap.
-inline int rows_per_run(bool dense, std::int64_t group, std::int64_t rows) {
-  return dense ? static_cast<int>(max64(1, min64(64 / group, rows))) : 1;
-}
+// The extents of a call, and how its rows become runs.
+struct AttentionShape {
+  std::int64_t rows, keys, kv_heads, dim_qk, dim_v, topk;
+  bool dense;                  // without lists
+  int group, run_rows, pairs;  // most rows and pairs of a run: enough to make packing cheap
+  AttentionShape(const Tensor& query, const Tensor& key, const Tensor& topk_indices,
+                 std::int64_t value_channels)
+      : rows(query.shape[0]),
+        keys(key.shape[0]),
+        kv_heads(key.shape[1]),
+        dim_qk(query.shape[2]),
+        dim_v(value_channels),
+        topk(topk_indices.empty() ? 0 : topk_indices.shape[1]),
+        dense(topk_indices.empty()),
+        group(static_cast<int>(query.shape[1] / kv_heads)),
+        run_rows(dense ? static_cast<int>(max64(1, min64(64 / group, rows))) : 1),
+        pairs(group * run_rows) {}
+  std::int64_t key_panels() const { return (dim_qk + kPanel - 1) / kPanel; }
+  std::int64_t value_panels() const { return (dim_v + kPanel - 1) / kPanel; }
+};
 
 }  // namespace winnow::cpu::WINNOW_ISA

@@ -2,9 +2,9 @@
 // time. attention.h says what a run is.
 //
 // Per block: 16 gathered keys are transposed into a panel [dim_qk][16], all pairs run against it in
-// tiles of 6 x 16; values are copied into panels [dim_v / 16][64][16] while the rows are warm. After
-// the softmax of the block each value panel (4 KiB, L1) takes all pairs, with sum * factor carried
-// through the registers. The rows of the next block are prefetched between FMAs.
+// tiles of 6 x 16; values are copied into panels [dim_v / 16][64][16] while the rows are warm.
+// After the softmax of the block each value panel (4 KiB, L1) takes all pairs, with sum * factor
+// carried through the registers. The rows of the next block are prefetched between FMAs.
 //
 // Order: logit = FMA chain over channels, times scale; block maximum exact; block sum = 8 lane
 // chains (slots i, i + 8, ...), then a fixed tree; sum * exp(old - new maximum), then an FMA chain
@@ -24,23 +24,11 @@ namespace {
 
 constexpr float kInfinity = __builtin_inff();
 
-struct Shape {
-  std::int64_t rows, keys, kv_heads, dim_qk, dim_v, topk;
-  int group, run_rows, pairs;
-  bool dense;
-  explicit Shape(const SparseAttentionArgs& a)
-      : rows(a.query.shape[0]),
-        keys(a.key.shape[0]),
-        kv_heads(a.key.shape[1]),
-        dim_qk(a.query.shape[2]),
-        dim_v(a.output.shape[2]),
-        topk(a.topk_indices.empty() ? 0 : a.topk_indices.shape[1]),
-        group(static_cast<int>(a.query.shape[1] / kv_heads)),
-        run_rows(rows_per_run(a.topk_indices.empty(), group, rows)),
-        pairs(group * run_rows),
-        dense(a.topk_indices.empty()) {}
-  std::int64_t value_panels() const { return (dim_v + kPanel - 1) / kPanel; }
-};
+using Shape = AttentionShape;
+
+Shape shape_of(const SparseAttentionArgs& a) {
+  return Shape(a.query, a.key, a.topk_indices, a.output.shape[2]);
+}
 
 // What one worker needs.
 struct Buffers {
@@ -88,7 +76,26 @@ void soften(float* x, std::int64_t n, float scale, float& maximum, float& total,
   maximum = next;
 }
 
-template <class T, class Out>
+// Normalises and stores.
+template <class Out>
+void finish(const SparseAttentionArgs& a, const Shape& shape, const Buffers& b, std::int64_t row,
+            int pairs, std::int64_t head) {
+  const PairRows<Out> output(a.output, row, head, shape.group);
+  const PairRows<float> lse(a.lse, row, head, shape.group);
+  for (int p = 0; p < pairs; ++p) {
+    const float total = b.total[p];
+    *lse[p] = total == 0 ? -kInfinity : b.maximum[p] + __builtin_logf(total);
+    const F8 inverse = splat(1 / total);
+    for (std::int64_t c = 0; c < shape.dim_v; c += kPanel) {
+      const float* sum = b.sums + (c / kPanel * pairs + p) * kPanel;
+      const F8 x = total == 0 ? zero8() : inverse * load(sum);
+      const F8 y = total == 0 ? zero8() : inverse * load(sum + 8);
+      store_columns(output[p] + c, shape.dim_v - c, x, y);
+    }
+  }
+}
+
+template <class T>
 void attend(const SparseAttentionArgs& a, const Shape& shape, const Buffers& b, std::int64_t row,
             int rows, std::int64_t g, const Slots& slots) {
   const int pairs = rows * shape.group;
@@ -110,8 +117,8 @@ void attend(const SparseAttentionArgs& a, const Shape& shape, const Buffers& b, 
     for (std::int64_t p = 0; p < n; p += kPanel) {
       pack_slots(keys, slots, s + p, shape.dim_qk, b.panel);
       copy_slots(values, slots, s + p, min64(kPanel, n - p), shape.dim_v, b.values + p * kPanel);
-      Prefetcher ahead = rows_ahead(keys, slots, p + kPanel < n ? s + p + kPanel : slots.count,
-                                    shape.dim_qk);
+      Prefetcher ahead =
+          rows_ahead(keys, slots, p + kPanel < n ? s + p + kPanel : slots.count, shape.dim_qk);
       dot_pairs(b.query, tiles, b.visible, s + p, shape.dim_qk, b.panel, b.scores + p, kSlotBlock,
                 ahead, 2 + static_cast<int>(sizeof(T)) / 4);
     }
@@ -123,28 +130,20 @@ void attend(const SparseAttentionArgs& a, const Shape& shape, const Buffers& b, 
     }
     Prefetcher ahead = rows_ahead(keys, slots, s + kSlotBlock, shape.dim_qk);
     if (!shared) ahead = rows_ahead(values, slots, s + kSlotBlock, shape.dim_v);
-    add_weighted(b.scores, kSlotBlock, tiles, pairs, b.visible, s, b.factor, b.values,
-                 shape.dim_v, b.sums, ahead);
+    add_weighted(b.scores, kSlotBlock, tiles, pairs, b.visible, s, b.factor, b.values, shape.dim_v,
+                 b.sums, ahead);
   }
 
-  const PairRows<Out> output(a.output, row, head, shape.group);
-  const PairRows<float> lse(a.lse, row, head, shape.group);
-  for (int p = 0; p < pairs; ++p) {
-    const float total = b.total[p];
-    *lse[p] = total == 0 ? -kInfinity : b.maximum[p] + __builtin_logf(total);
-    const F8 inverse = splat(1 / total);
-    for (std::int64_t c = 0; c < shape.dim_v; c += kPanel) {
-      const float* sum = b.sums + (c / kPanel * pairs + p) * kPanel;
-      const F8 x = total == 0 ? zero8() : inverse * load(sum);
-      const F8 y = total == 0 ? zero8() : inverse * load(sum + 8);
-      store_columns(output[p] + c, shape.dim_v - c, x, y);
-    }
+  if (a.output.dtype == DType::kF32) {
+    finish<float>(a, shape, b, row, pairs, head);
+  } else {
+    finish<T>(a, shape, b, row, pairs, head);
   }
 }
 
-template <class T, class Out>
+template <class T>
 void run_typed(const SparseAttentionArgs& a, Workspace workspace) {
-  const Shape shape(a);
+  const Shape shape = shape_of(a);
   const std::int64_t bytes = Buffers(shape, nullptr).bytes;
   Carve carve(workspace.data);
   char* memory = carve.take<char>(num_threads() * bytes);
@@ -166,7 +165,7 @@ void run_typed(const SparseAttentionArgs& a, Workspace workspace) {
                      slots.count = compact_ids(a.topk_indices, a.topk_lengths, range, row, b.ids);
                      b.row_visible[0] = static_cast<std::int32_t>(slots.count);
                    }
-                   attend<T, Out>(a, shape, b, row, rows, task % shape.kv_heads, slots);
+                   attend<T>(a, shape, b, row, rows, task % shape.kv_heads, slots);
                    row += rows;
                  }
                });
@@ -179,18 +178,14 @@ std::string refuse(const SparseAttentionArgs& a) {
 
 std::int64_t workspace_bytes(const SparseAttentionArgs& a) {
   Carve carve(nullptr);
-  carve.take<char>(num_threads() * Buffers(Shape(a), nullptr).bytes);
+  carve.take<char>(num_threads() * Buffers(shape_of(a), nullptr).bytes);
   return carve.bytes_to_ask();
 }
 
 void run(const SparseAttentionArgs& a, Workspace workspace) {
   with_float(a.query.dtype, [&]<class T>(T) {
     if constexpr (sizeof(T) <= 4) {
-      if (a.output.dtype == DType::kF32) {
-        run_typed<T, float>(a, workspace);
-      } else {
-        run_typed<T, T>(a, workspace);
-      }
+      run_typed<T>(a, workspace);
     }
   });
 }

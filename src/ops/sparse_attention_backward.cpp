@@ -9,7 +9,8 @@ namespace {
 
 constexpr char kName[] = "sparse_attention_backward";
 constexpr const Implementation<SparseAttentionBackwardArgs>* kList[] = {
-    &ref::sparse_attention_backward_implementation};
+    WINNOW_CPU_IMPLEMENTATIONS(sparse_attention_backward) &
+    ref::sparse_attention_backward_implementation};
 
 void check(const SparseAttentionBackwardArgs& a) {
   ops::check_attention(kName, a.query, a.key, a.starts, a.ends, a.softmax_scale);
