@@ -206,6 +206,8 @@ Operation sparse_attention_backward_operation() {
        "ids=scattered dtype=f64 lengths=1 range=causal",
        "sparse_attention_backward rows=8 keys=50 heads=2 dim_qk=12 dim_v=9 topk=0 dtype=f64 "
        "range=awkward",
+       "sparse_attention_backward rows=2 keys=60 heads=7 dim_qk=512 topk=33 dtype=bf16 wide=1",
+       "sparse_attention_backward rows=2100 keys=50 heads=1 dim_qk=4 dim_v=3 topk=3 ids=popular",
        "sparse_attention_backward rows=0 keys=64 heads=4 dim_qk=16 dim_v=16 topk=8",
        "sparse_attention_backward rows=0 keys=64 heads=4 dim_qk=16 dim_v=16 topk=0",
        "sparse_attention_backward rows=3 keys=0 heads=4 dim_qk=16 dim_v=16 topk=8",

@@ -1,0 +1,271 @@
+// What the shared problems of sparse_attention do not show: sentinels, masked tiles, extreme
+// logits, equality of dense and listed keys, invariance, strides beyond 2^31 and the error
+// messages.
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+
+#include <cmath>
+#include <limits>
+#include <numeric>
+
+#include "tests/attention_call.h"
+
+namespace winnow {
+namespace {
+
+constexpr std::int32_t kMin = std::numeric_limits<std::int32_t>::min();
+constexpr std::int32_t kMax = std::numeric_limits<std::int32_t>::max();
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// The key space lies between rows of +inf: whoever takes an id outside for an address reads them.
+TEST(SparseAttention, AnIdOutsideTheRangeIsNeverAnAddress) {
+  AttentionCall call(1, 6, 3, 1, 24, 16);
+  for (std::int64_t d = 0; d < 24; ++d) {
+    call.key.as<float>()[d] = kInfinity;
+    call.key.as<float>()[5 * 24 + d] = kInfinity;
+  }
+  SparseAttentionArgs args = call.forward_args();
+  args.key = call.key.view().rows(1, 4);
+  with_each(explain(args), [&](const std::string& name) {
+    for (const bool masked : {true, false}) {
+      call.list(8, masked ? std::vector<std::int32_t>{-1, 2, -1, kMin, 0, 4, kMax, -1}
+                          : std::vector<std::int32_t>{2, 0, -1, -1, -1, -1, -1, -1});
+      args.topk_indices = call.ids;
+      const Array before = call.output.clone(), before_lse = call.lse.clone();
+      AttentionCall::forward(args);
+      if (!masked) {
+        EXPECT_TRUE(same_bits(before, call.output)) << name;
+        EXPECT_TRUE(same_bits(before_lse, call.lse)) << name;
+        EXPECT_TRUE(std::isfinite(call.output.as<float>()[0])) << name;
+      }
+    }
+  });
+}
+
+TEST(SparseAttention, LeadingMaskedTiles) {
+  for (const int masked : {16, 32, 64, 130}) {
+    AttentionCall call(1, 8, 5, 1, 16, 16, true);
+    std::vector<std::int32_t> ids(static_cast<std::size_t>(masked), -1);
+    ids.push_back(5);
+    call.list(masked + 1, ids);
+    with_each(explain(call.forward_args()), [&](const std::string& name) {
+      call.forward();
+      for (int h = 0; h < 5; ++h) {
+        double logit = 0;
+        for (int d = 0; d < 16; ++d) {
+          logit +=
+              call.scale * call.query.as<float>()[h * 16 + d] * call.key.as<float>()[5 * 16 + d];
+        }
+        EXPECT_NEAR(call.lse.as<float>()[h], logit, 1e-5) << name;
+        for (int c = 0; c < 16; ++c) {
+          EXPECT_EQ(call.output.as<float>()[h * 16 + c], call.value.as<float>()[5 * 16 + c])
+              << name;
+        }
+      }
+    });
+  }
+}
+
+TEST(SparseAttention, AVeryNegativeLogitIsALogit) {
+  AttentionCall call(1, 1, 1, 1, 1, 3, true);
+  call.scale = 1;
+  call.query.as<float>()[0] = 512;
+  call.key.as<float>()[0] = -1024;
+  with_each(explain(call.forward_args()), [&](const std::string& name) {
+    call.forward();
+    EXPECT_EQ(call.lse.as<float>()[0], -524288.f) << name;
+    for (int c = 0; c < 3; ++c)
+      EXPECT_EQ(call.output.as<float>()[c], call.value.as<float>()[c]) << name;
+  });
+}
+
+TEST(SparseAttention, RowsWithoutSlots) {
+  AttentionCall call(4, 9, 2, 1, 8, 8);
+  call.list(2, {-1, -1, 3, 4, 3, 4, 0, 1});
+  call.lengths = Array(DType::kI32, {4});
+  const std::int32_t lengths[] = {2, 0, 2, 2};
+  std::memcpy(call.lengths.as<void>(), lengths, sizeof lengths);
+  call.see(2, 5, 5);  // its ids are no keys of its range
+  with_each(explain(call.forward_args()), [&](const std::string& name) {
+    call.forward();
+    for (int row = 0; row < 3; ++row) {
+      EXPECT_EQ(call.lse.as<float>()[row * 2], -kInfinity) << name;
+      for (int c = 0; c < 16; ++c) EXPECT_EQ(call.output.as<float>()[row * 16 + c], 0) << name;
+    }
+    EXPECT_TRUE(std::isfinite(call.lse.as<float>()[6])) << name;
+  });
+}
+
+TEST(SparseAttention, ALocalIdBeyondItsSequenceIsIgnored) {
+  AttentionCall call(2, 16, 2, 1, 8, 8);
+  call.see(0, 0, 8);
+  call.see(1, 8, 16);
+  with_each(explain(call.forward_args()), [&](const std::string& name) {
+    call.list(2, {1, 9, 8, 15});
+    call.forward();
+    const Array strict = call.output.clone();
+    call.list(2, {1, -1, 8, 15});
+    call.forward();
+    EXPECT_TRUE(same_bits(strict, call.output)) << name;
+  });
+}
+
+TEST(SparseAttention, RowsDoNotSeeEachOthersSelection) {
+  AttentionCall call(2, 2, 1, 1, 4, 4, true);
+  call.list(1, {0, 1});
+  with_each(explain(call.forward_args()), [&](const std::string& name) {
+    call.value.as<float>()[4] = 1;
+    call.forward();
+    const Array before = call.output.clone();
+    call.value.as<float>()[4] = std::nanf("");
+    call.forward();
+    EXPECT_TRUE(same_bits(before.view().rows(0, 1), call.output.view().rows(0, 1))) << name;
+  });
+}
+
+TEST(SparseAttention, ADuplicateCountsTwice) {
+  AttentionCall call(2, 8, 2, 1, 8, 8);
+  call.list(2, {3, 3, 3, -1});
+  with_each(explain(call.forward_args()), [&](const std::string& name) {
+    call.forward();
+    const float* lse = call.lse.as<float>();
+    const float* query = call.query.as<float>();
+    double logit = 0;
+    for (int d = 0; d < 8; ++d) logit += call.scale * query[d] * call.key.as<float>()[3 * 8 + d];
+    EXPECT_NEAR(lse[0], logit + std::log(2.0), 1e-5) << name;
+    for (int c = 0; c < 8; ++c)
+      EXPECT_FLOAT_EQ(call.output.as<float>()[c], call.key.as<float>()[3 * 8 + c]) << name;
+  });
+}
+
+// Without lists, with an ascending list of the whole range, and with one that is longer than it.
+TEST(SparseAttention, DenseEqualsTheWholeRangeAsAList) {
+  for (const std::int64_t heads : {1, 4, 6, 70}) {
+    for (const int first : {0, 37}) {
+      AttentionCall call(50, 240, heads, 1, 20, 12);
+      const std::int64_t topk = 250;
+      std::vector<std::int32_t> ids(static_cast<std::size_t>(50 * topk), -1);
+      for (int i = 0; i < 50; ++i) {
+        const int start = i < 30 ? first : 100, length = i == 7 ? 0 : i < 30 ? 3 * i + 2 : i + 60;
+        call.see(i, start, start + length);
+        std::iota(ids.begin() + i * topk, ids.begin() + i * topk + length, start);
+      }
+      with_each(explain(call.forward_args()), [&](const std::string& name) {
+        if (name == "reference" && heads > 6) return;  // slow, and has no tiles
+        call.ids = Array();
+        call.forward();
+        const Array dense = call.output.clone(), dense_lse = call.lse.clone();
+        call.list(topk, ids);
+        call.forward();
+        EXPECT_TRUE(same_bits(dense, call.output)) << name;
+        EXPECT_TRUE(same_bits(dense_lse, call.lse)) << name;
+      });
+    }
+  }
+}
+
+TEST(SparseAttention, ARowDependsOnItselfOnly) {
+  for (const bool dense : {true, false}) {
+    AttentionCall call(23, 90, 3, 1, 18, 10);
+    for (int i = 0; i < 23; ++i) call.see(i, 0, 68 + i);
+    if (!dense) {
+      bench::Random random(3);
+      call.ids = Array(DType::kI32, {23, 40});
+      bench::fill_indices("scattered", 90, call.starts, call.ends, call.ids, random);
+    }
+    with_each(explain(call.forward_args()), [&](const std::string& name) {
+      call.forward();
+      const Array together = call.output.clone();
+      for (const std::int64_t row : {0, 11, 22}) {
+        SparseAttentionArgs one = call.forward_args();
+        for (Tensor* t : {&one.query, &one.starts, &one.ends, &one.output, &one.lse})
+          *t = t->rows(row, 1);
+        if (!dense) one.topk_indices = one.topk_indices.rows(row, 1);
+        bench::fill_gauss(call.output, *std::make_unique<bench::Random>(9));
+        AttentionCall::forward(one);
+        EXPECT_TRUE(same_bits(together.view().rows(row, 1), one.output)) << name << row;
+      }
+    });
+  }
+}
+
+// Rows, keys and outputs more than 2^31 elements apart.
+TEST(SparseAttention, StridesBeyond32Bits) {
+  AttentionCall call(3, 3, 2, 1, 16, 16);
+  call.list(2, {0, 2, 1, 2, 2, 0});
+  const std::int64_t stride = (std::int64_t{1} << 30) + 96;
+  const std::size_t bytes = static_cast<std::size_t>(2 * stride + 64) * 4;
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) GTEST_SKIP() << "no 9 GB of addresses";
+  auto far = [&](const Tensor& t, std::int64_t offset) {
+    Tensor view = t;
+    view.data = static_cast<float*>(memory) + offset;
+    view.strides[0] = stride;
+    return view;
+  };
+  with_each(explain(call.forward_args()), [&](const std::string& name) {
+    call.forward();
+    SparseAttentionArgs args = call.forward_args();
+    args.key = far(args.key, 0);
+    for (std::int64_t j = 0; j < 3; ++j) {
+      std::memcpy(args.key.rows(j, 1).data, call.key.view().rows(j, 1).data, 64);
+    }
+    Array far_output(DType::kF32, {3, 2, 16});
+    args.output = far_output;
+    AttentionCall::forward(args);
+    EXPECT_TRUE(same_bits(far_output, call.output)) << name;
+    args.key = call.key;
+    args.output = far(args.output, 0);
+    AttentionCall::forward(args);
+    for (std::int64_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(std::memcmp(args.output.rows(i, 1).data, call.output.view().rows(i, 1).data, 128),
+                0)
+          << name;
+    }
+  });
+  munmap(memory, bytes);
+}
+
+TEST(SparseAttention, ChannelsWithAStrideGoToTheReference) {
+  AttentionCall call(2, 4, 1, 1, 4, 4);
+  SparseAttentionArgs args = call.forward_args();
+  args.query.shape[2] = 2;
+  args.key.shape[2] = 2;
+  args.query.strides[2] = 2;
+  args.output.shape[2] = 2;
+  const Explanation explanation = explain(args);
+  EXPECT_EQ(explanation.chosen(), "reference");
+  EXPECT_EQ(explanation.verdicts[0].refusal, "channels must have stride 1");
+}
+
+TEST(SparseAttention, Errors) {
+  AttentionCall call(2, 4, 4, 2, 8, 8, true);
+  auto error = [&](const std::function<void(SparseAttentionArgs&)>& change) {
+    SparseAttentionArgs args = call.forward_args();
+    change(args);
+    return message_of([&] { AttentionCall::forward(args); });
+  };
+  EXPECT_EQ(error([](auto&) {}), "no error");
+  EXPECT_EQ(error([](auto& a) { a.softmax_scale = 0; }),
+            "[sparse_attention] softmax_scale must be positive and finite, got 0");
+  EXPECT_EQ(error([](auto& a) {
+              a.value = {};
+              a.output.shape[2] = 9;
+            }),
+            "[sparse_attention] without a value, dim_v must be at most dim_qk, got 9 and 8");
+  EXPECT_EQ(error([](auto& a) { a.value.shape[1] = 1; }),
+            "[sparse_attention] value must be [keys, kv_heads, dim_v] = [4, 2, 8], got f32 [4, 1, "
+            "8]");
+  EXPECT_EQ(error([](auto& a) { a.topk_lengths = a.starts; }),
+            "[sparse_attention] topk_lengths must be left out where topk_indices is, got i32 [2]");
+  EXPECT_EQ(error([](auto& a) { a.lse.dtype = DType::kBF16; }),
+            "[sparse_attention] lse must be of dtype f32, got bf16");
+  EXPECT_EQ(error([](auto& a) { a.output = a.query; }),
+            "[sparse_attention] output must not share memory with an input, but they overlap");
+  EXPECT_EQ(error([](auto& a) { a.key.shape[1] = 3; }),
+            "[sparse_attention] heads must be a multiple of kv_heads, got 4 and 3");
+}
+
+}  // namespace
+}  // namespace winnow
