@@ -27,8 +27,10 @@ namespace {
 
 using Args = SparseAttentionBackwardArgs;
 
-// A chunk ends before its weights exceed this much memory per thread, unless one run alone does.
-constexpr std::int64_t kChunkFloats = 1 << 20;
+// What a chunk keeps stays near the caches: this much per thread and once more. Yet there is room
+// for one run of any size per thread, as long as these do not exceed the second number.
+constexpr std::int64_t kChunkFloats = 1 << 18;
+constexpr std::int64_t kMostFloats = 1 << 26;
 constexpr std::int64_t kChunkRows = 2048;
 constexpr std::int64_t kDenseRange = 96;  // keys of an owner without lists: 16 tiles of 6
 
@@ -62,7 +64,8 @@ struct Memory {
     const std::int64_t most = shape.dense ? shape.keys : shape.topk;
     const std::int64_t runs_in_all = ceil_div(shape.rows, shape.run_rows);
     const std::int64_t largest = run_floats(shape, shape.pairs, most);
-    floats = max64(largest, min64(kChunkFloats * (num_threads() + 1), runs_in_all * largest));
+    floats = max64(kChunkFloats * (num_threads() + 1), min64(kMostFloats, num_threads() * largest));
+    floats = max64(largest, min64(floats, runs_in_all * largest));
     chunk_rows = min64(shape.rows, kChunkRows);
     if (!shape.dense) chunk_rows = max64(1, min64(chunk_rows, floats / largest));
     const std::int64_t listed = shape.dense ? 0 : chunk_rows;

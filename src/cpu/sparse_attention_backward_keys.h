@@ -9,6 +9,7 @@
 // FMA chain through the stored f32 value, whatever the runs, chunks and threads.
 #pragma once
 
+#include "base/parallel.h"
 #include "cpu/attention.h"
 
 namespace winnow::cpu::WINNOW_ISA {
@@ -47,92 +48,99 @@ struct SlotTile {
   std::int64_t slot[kTileRows], key[kTileRows];
 };
 
-// rows[r][0..16) += sum_k a[r][k * a_k] * b[k][16].
+// Products for columns of a target: per pair `parts` of them, their weights `a_k` floats apart,
+// their operands in panels [pairs * parts][16].
+struct Products {
+  Target target;
+  std::int64_t first, last;  // columns
+  const float* weights;
+  std::int64_t a_k;
+  int parts;
+  const float* operands;
+};
+
+// rows[r][c] += sum over k: a[r][k * a_k] * panel[k][c], for all columns of the products; pairs
+// [skip, skip + pairs).
 template <int MR>
-WINNOW_INLINE void add_tile(float* const (&rows)[kTileRows], std::int64_t valid,
-                            const float* const (&a)[kTileRows], std::int64_t a_k, const float* b,
-                            std::int64_t K) {
-  F8 acc[MR][2];
+WINNOW_INLINE void add_columns(const Products& x, const SlotTile& tile, std::int64_t run_pairs,
+                               std::int64_t skip, std::int64_t pairs) {
+  float* row[MR];
+  const float* a[MR];
 #pragma GCC unroll 8
-  for (int r = 0; r < MR; ++r) load_columns(rows[r], valid, acc[r][0], acc[r][1]);
-  const float* row[MR];
-#pragma GCC unroll 8
-  for (int r = 0; r < MR; ++r) row[r] = a[r];
-  std::int64_t at = 0;
-#pragma GCC unroll 2
-  for (std::int64_t k = 0; k < K; ++k) {
-    const F8 b0 = load(b), b1 = load(b + 8);
+  for (int r = 0; r < MR; ++r) {
+    row[r] = x.target.data + tile.key[r] * x.target.stride;
+    a[r] = x.weights + tile.slot[r] + skip * x.parts * x.a_k;
+  }
+  const std::int64_t K = pairs * x.parts;
+  const float* panel = x.operands + skip * x.parts * kPanel;
+  for (std::int64_t c = x.first; c < x.last; c += kPanel, panel += run_pairs * x.parts * kPanel) {
+    const std::int64_t valid = x.target.channels - c;
+    F8 acc[MR][2];
 #pragma GCC unroll 8
     for (int r = 0; r < MR; ++r) {
-      const F8 x = splat(row[r][at]);
-      acc[r][0] = fma(x, b0, acc[r][0]);
-      acc[r][1] = fma(x, b1, acc[r][1]);
+      load_columns(row[r] + c, valid, acc[r][0], acc[r][1]);
+      if (valid > kPanel) prefetch_l1(row[r] + c + kPanel);
     }
-    at += a_k;
-    b += kPanel;
-  }
+    const float* b = panel;
+    std::int64_t at = 0;
+#pragma GCC unroll 2
+    for (std::int64_t k = 0; k < K; ++k) {
+      const F8 b0 = load(b), b1 = load(b + 8);
 #pragma GCC unroll 8
-  for (int r = 0; r < MR; ++r) store_columns(rows[r], valid, acc[r][0], acc[r][1]);
+      for (int r = 0; r < MR; ++r) {
+        const F8 w = splat(a[r][at]);
+        acc[r][0] = fma(w, b0, acc[r][0]);
+        acc[r][1] = fma(w, b1, acc[r][1]);
+      }
+      at += x.a_k;
+      b += kPanel;
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < MR; ++r) store_columns(row[r] + c, valid, acc[r][0], acc[r][1]);
+  }
 }
 
-// One column panel of one tile. Per pair: `parts` products in turn, weights `a_k` floats apart.
-inline __attribute__((noinline)) void add_to_tile(const BackwardRun& run, int group,
-                                                  const Target& target, std::int64_t column,
-                                                  const SlotTile& tile, const float* weights,
-                                                  std::int64_t a_k, int parts,
-                                                  const float* operands) {
-  const std::int64_t valid = target.channels - column;
-  float* rows[kTileRows];
-  const float* a[kTileRows];
-  for (int r = 0; r < tile.size; ++r) {
-    rows[r] = target.data + tile.key[r] * target.stride + column;
-    a[r] = weights + tile.slot[r];
-    if (valid > kPanel) prefetch_l1(rows[r] + kPanel);
-  }
-  if (tile.whole) {
-    with_rows(
-        tile.size, [&]<int MR>() __attribute__((always_inline)) {
-          add_tile<MR>(rows, valid, a, a_k, operands, static_cast<std::int64_t>(run.pairs) * parts);
-        });
-    return;
-  }
-  // Without lists: rows that see equally many of the tile's keys, its first ones, go together.
+// One tile. Without lists, rows that see equally many of its keys, its first ones, go together.
+inline __attribute__((noinline)) void add_tile(const BackwardRun& run, int group, const Products& x,
+                                               const SlotTile& tile) {
   auto seen = [&](int r) {
     return static_cast<int>(max64(0, min64(tile.size, run.visible[r] - tile.slot[0])));
   };
   for (int first = 0, last; first < run.rows; first = last) {
-    const int size = seen(first);
-    for (last = first + 1; last < run.rows && seen(last) == size;) ++last;
-    const std::int64_t skip = static_cast<std::int64_t>(first) * group * parts;
-    const float* from[kTileRows];
-    for (int r = 0; r < size; ++r) from[r] = a[r] + skip * a_k;
+    const int size = tile.whole ? tile.size : seen(first);
+    for (last = first + 1; last < run.rows && (tile.whole || seen(last) == size);) ++last;
     with_rows(
         size, [&]<int MR>() __attribute__((always_inline)) {
-          add_tile<MR>(rows, valid, from, a_k, operands + skip * kPanel,
-                       static_cast<std::int64_t>(last - first) * group * parts);
+          add_columns<MR>(x, tile, run.pairs, static_cast<std::int64_t>(first) * group,
+                          static_cast<std::int64_t>(last - first) * group);
         });
   }
 }
 
-// All products of some tiles of one run and key head, column panel by column panel.
+// All products of some tiles of one run and key head; as many columns at a time as have their
+// operands in half of L1.
 inline void add_tiles(const AttentionShape& shape, const BackwardRun& run, std::int64_t g,
                       const Target& d_key, const Target* d_value, const SlotTile* tiles,
                       int count) {
   const float* weights = run.weights + g * run.weights_per_head();
   const std::int64_t panels = shape.key_panels() + shape.value_panels();
   const float* operands = run.operands + g * run.pairs * panels * kPanel;
-  auto panel = [&](const Target& target, std::int64_t column, const float* w, bool both) {
-    for (int t = 0; t < count; ++t) {
-      add_to_tile(run, shape.group, target, column, tiles[t], w, both ? run.stride : 2 * run.stride,
-                  both ? 2 : 1, operands);
+  auto add = [&](const Target& target, std::int64_t first, std::int64_t last, const float* w,
+                 int parts) {
+    const std::int64_t floats = static_cast<std::int64_t>(run.pairs) * parts * kPanel;
+    const std::int64_t step = max64(1, 4096 / floats) * kPanel;
+    for (std::int64_t c = first; c < last; c += step) {
+      const Products x = {target, c,       min64(last, c + step), w, 2 / parts * run.stride,
+                          parts,  operands};
+      for (int t = 0; t < count; ++t) add_tile(run, shape.group, x, tiles[t]);
+      operands += ceil_div(x.last - c, kPanel) * floats;
     }
-    operands += static_cast<std::int64_t>(run.pairs) * kPanel * (both ? 2 : 1);
   };
-  for (std::int64_t c = 0; c < shape.dim_qk; c += kPanel)
-    panel(d_key, c, weights, d_value == nullptr && c < shape.dim_v);
-  if (d_value == nullptr) return;
-  for (std::int64_t c = 0; c < shape.dim_v; c += kPanel)
-    panel(*d_value, c, weights + run.stride, false);
+  const std::int64_t both =
+      d_value == nullptr ? min64(shape.value_panels() * kPanel, shape.dim_qk) : 0;
+  add(d_key, 0, both, weights, 2);
+  add(d_key, both, shape.dim_qk, weights, 1);
+  if (d_value != nullptr) add(*d_value, 0, shape.dim_v, weights + run.stride, 1);
 }
 
 // Adds what a run gives to the keys [first, last) of owner `owner`. Some tiles at a time, so that
