@@ -74,6 +74,7 @@ void pack_pairs(const PairRows<T>& rows, const Tiles& tiles, std::int64_t depth,
     const T* row[kTileRows];
     for (int i = 0; i < mr; ++i) row[i] = rows[first + i];
     std::int64_t k = 0;
+#if defined(__AVX2__)
     for (; k + 8 <= depth; k += 8) {
       F8 r[8];
 #pragma GCC unroll 8
@@ -82,6 +83,7 @@ void pack_pairs(const PairRows<T>& rows, const Tiles& tiles, std::int64_t depth,
 #pragma GCC unroll 8
       for (int i = 0; i < 8; ++i) store(tile + (k + i) * mr, r[i]);  // the overlap is rewritten
     }
+#endif
     for (; k < depth; ++k) {
       for (int i = 0; i < mr; ++i) tile[k * mr + i] = to_float(row[i][k]);
     }
