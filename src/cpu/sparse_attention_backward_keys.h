@@ -109,10 +109,12 @@ inline __attribute__((noinline)) void add_tile(const BackwardRun& run, int group
   for (int first = 0, last; first < run.rows; first = last) {
     const int size = tile.whole ? tile.size : seen(first);
     for (last = first + 1; last < run.rows && (tile.whole || seen(last) == size);) ++last;
+    if (size == 0) continue;
+    const std::int64_t skip = static_cast<std::int64_t>(first) * group;
+    const std::int64_t pairs = static_cast<std::int64_t>(last - first) * group;
     with_rows(
         size, [&]<int MR>() __attribute__((always_inline)) {
-          add_columns<MR>(x, tile, run.pairs, static_cast<std::int64_t>(first) * group,
-                          static_cast<std::int64_t>(last - first) * group);
+          add_columns<MR>(x, tile, run.pairs, skip, pairs);
         });
   }
 }
