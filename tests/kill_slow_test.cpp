@@ -53,7 +53,7 @@ TEST_F(Kill, AtAnyMomentLeavesAWholeCheckpointAndTheSameCurve) {
       }
     }
     state = state * 1664525u + 1013904223u;
-    ::usleep((state >> 16) % static_cast<unsigned>(longest * 1000));
+    ::usleep((state >> 8) % static_cast<unsigned>(longest * 1000));
     ::kill(child, SIGKILL);
     int status = 0;
     ::waitpid(child, &status, 0);
