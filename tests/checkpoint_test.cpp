@@ -99,11 +99,15 @@ TEST_F(CheckpointTest, TheNewestTwoAreKept) {
 }
 
 TEST_F(CheckpointTest, WhatIsNotWholeIsNotFound) {
+  fs::create_directories(folder_ / "checkpoints" / ".writing");  // killed during the first one
+  EXPECT_FALSE(holds_run(folder_));
+  EXPECT_FALSE(newest());
   save(2);
   save(4);
   // What a kill leaves behind: a folder that was being written, or being removed.
   fs::copy(folder_ / "checkpoints" / "step-00000004", folder_ / "checkpoints" / ".writing");
   fs::copy(folder_ / "checkpoints" / "step-00000004", folder_ / "checkpoints" / ".deleting");
+  EXPECT_TRUE(holds_run(folder_));
   EXPECT_EQ(newest()->state.step, 4);
   save(6);
   EXPECT_EQ(names(), (std::vector<std::string>{"step-00000004", "step-00000006"}));

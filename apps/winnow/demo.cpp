@@ -35,7 +35,8 @@ struct Options {
 
 // Goes on with a run of the same configuration and text, begins anew otherwise.
 std::unique_ptr<train::Trainer> open_run(const train::TrainConfig& config, bool fresh) {
-  if (!fresh && train::holds_run(config.output)) {
+  std::vector<std::string> damaged;
+  if (!fresh && train::newest_checkpoint(config.output, damaged)) {
     try {
       return std::make_unique<train::Trainer>(config, true);
     } catch (const Error& error) {

@@ -133,6 +133,8 @@ fs::path save_checkpoint(const fs::path& output, const TrainerState& state,
   return whole;
 }
 
+bool holds_run(const fs::path& output) { return !list_checkpoints(output / "checkpoints").empty(); }
+
 std::optional<Checkpoint> newest_checkpoint(const fs::path& output,
                                             std::vector<std::string>& damaged) {
   std::vector<fs::path> all = list_checkpoints(output / "checkpoints");

@@ -36,6 +36,10 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& output,
                                       const TrainerState& state, const ParameterList& parameters,
                                       const AdamW& optimizer);
 
+// There is a checkpoint under `output`, whole or damaged. What a kill left of one that was being
+// written does not count.
+bool holds_run(const std::filesystem::path& output);
+
 // The newest whole checkpoint under `output`. A damaged one, which only something else than winnow
 // can have made, is passed over, with its error appended to `damaged`.
 std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& output,

@@ -54,11 +54,6 @@ StepLosses compute_gradients(model::Transformer& model, const TextData& data,
   return losses;
 }
 
-bool holds_run(const fs::path& output) {
-  std::error_code error;
-  return fs::exists(output / "checkpoints", error) && !fs::is_empty(output / "checkpoints", error);
-}
-
 Trainer::Trainer(TrainConfig config, bool resume)
     : config_(std::move(config)),
       output_(config_.output),

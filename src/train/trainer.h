@@ -77,7 +77,4 @@ class Trainer {
   std::int64_t saved_step_ = -1;
 };
 
-// The folder holds a checkpoint, or what is left of one.
-bool holds_run(const std::filesystem::path& output);
-
 }  // namespace winnow::train
