@@ -36,13 +36,18 @@ void run_generate(Options& options) {
   if (options.dense) options.generate.mode = attention::AttentionMode::kDense;
 
   const InterruptGuard interrupt;
-  std::fwrite(options.prompt.data(), 1, options.prompt.size(), stdout);
-  std::fflush(stdout);
-  options.generate.on_token = [](std::int32_t token, std::span<const float>) {
+  bool begun = false;  // an error in the options comes before any text
+  const auto begin = [&] {
+    if (!begun) std::fwrite(options.prompt.data(), 1, options.prompt.size(), stdout);
+    begun = true;
+  };
+  options.generate.on_token = [&](std::int32_t token, std::span<const float>) {
+    begin();
     std::fputc(token, stdout);
     return std::fflush(stdout) == 0 && !InterruptGuard::asked();
   };
   model::generate(model, prompt, options.generate);
+  begin();
   std::fputc('\n', stdout);
 }
 
@@ -54,12 +59,9 @@ void add_generate(CLI::App& app) {
   command->add_option("checkpoint", options->checkpoint, "a run's output folder, or a checkpoint")
       ->required();
   command->add_option("--prompt", options->prompt, "the text to go on from")->required();
-  command->add_option("--max-tokens", options->generate.max_tokens, "bytes to write (default 128)")
-      ->check(CLI::NonNegativeNumber);
-  command
-      ->add_option("--temperature", options->generate.temperature,
-                   "0: the likeliest byte each time (default); 1: as the model thinks")
-      ->check(CLI::NonNegativeNumber);
+  command->add_option("--max-tokens", options->generate.max_tokens, "bytes to write (default 128)");
+  command->add_option("--temperature", options->generate.temperature,
+                      "0: the likeliest byte each time (default); 1: as the model thinks");
   command->add_option("--top-p", options->generate.top_p,
                       "sample among the likeliest bytes of this total probability (default 1)");
   command->add_option("--seed", options->generate.seed, "of the sampling (default 1)");
