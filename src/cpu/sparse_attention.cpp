@@ -11,7 +11,10 @@
 // over the slots of the block. No finite number stands for -inf.
 //
 // Bound by the FMA pipes: 2 (dim_qk + dim_v) FLOPs per pair and slot; a gathered element is read
-// once and serves all heads of its key head.
+// once and serves all heads of its key head. Measured on one core of a busy Zen 3, where the bare
+// tile runs at 87 to 93 GFLOP/s: 64 heads, 576/512, 2048 gathered slots 60 to 64; 4 heads, 80/64,
+// without lists 44, with 128 slots 20 to 25: four heads do not pay for the transposition of a
+// gathered key.
 #include "winnow/sparse_attention.h"
 
 #include "base/cpu_features.h"
