@@ -103,7 +103,7 @@ Operation index_scores_operation() {
         return std::make_unique<IndexScoresCase>(p);
       },
       {"index_scores rows=7 keys=300 index_heads=16 index_dim=32",
-       "index_scores rows=5 keys=257 index_heads=64 range=causal dtype=bf16",
+       "index_scores rows=2 keys=257 index_heads=64 range=causal dtype=bf16",
        "index_scores rows=24 keys=200 index_heads=3 index_dim=17 range=awkward",
        "index_scores rows=25 keys=90 index_heads=1 index_dim=1 range=awkward dtype=f16",
        "index_scores rows=70 keys=80 index_heads=5 index_dim=40 range=packed relu=0",

@@ -1,0 +1,271 @@
+// index_topk: equal to select_topk(index_scores), whatever the split, the neighbours and the keys.
+#include "winnow/index_topk.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <vector>
+
+#include "base/array.h"
+#include "base/numbers.h"
+#include "bench/data.h"
+#include "tests/selection_oracle.h"
+#include "winnow/error.h"
+#include "winnow/index_scores.h"
+#include "winnow/select_topk.h"
+#include "winnow/threads.h"
+
+namespace {
+std::atomic<bool> watching{false};
+std::atomic<int> allocations{0};
+
+void* allocate(std::size_t bytes) {
+  if (watching) ++allocations;
+  void* p = std::malloc(bytes > 0 ? bytes : 1);
+  if (p == nullptr) throw std::bad_alloc();
+  return p;
+}
+}  // namespace
+
+void* operator new(std::size_t bytes) { return allocate(bytes); }
+void* operator new[](std::size_t bytes) { return allocate(bytes); }
+void operator delete(void* p) noexcept { std::free(p); }
+void operator delete[](void* p) noexcept { std::free(p); }
+void operator delete(void* p, std::size_t) noexcept { std::free(p); }
+void operator delete[](void* p, std::size_t) noexcept { std::free(p); }
+
+namespace winnow {
+namespace {
+
+using Ids = std::vector<std::int32_t>;
+
+// All inputs and outputs of one call.
+struct Call {
+  Array query, key, weights, starts, ends, indices, lengths, scores;
+
+  Call(std::int64_t rows, std::int64_t keys, std::int64_t heads, std::int64_t dim,
+       std::int64_t topk, const char* range = "full")
+      : query(DType::kF32, {rows, heads, dim}),
+        key(DType::kF32, {keys, dim}),
+        weights(DType::kF32, {rows, heads}),
+        starts(DType::kI32, {rows}),
+        ends(DType::kI32, {rows}),
+        indices(DType::kI32, {rows, topk}),
+        lengths(DType::kI32, {rows}),
+        scores(DType::kF32, {rows, topk}) {
+    bench::Random random(17);
+    bench::fill_gauss(query, random);
+    bench::fill_gauss(key, random);
+    bench::fill_gauss(weights, random);
+    bench::fill_ranges(range, keys, topk, starts, ends, random);
+  }
+  IndexTopkArgs args() const {
+    return {query, key, weights, starts, ends, true, indices, lengths, scores};
+  }
+  void run() const {
+    Scratch scratch;
+    index_topk(args(), scratch.get(index_topk_workspace_bytes(args())));
+  }
+  Ids ids(std::int64_t row) const {
+    const std::int32_t* first =
+        indices.as<std::int32_t>() + row * indices.view().shape[1];
+    return {first, first + lengths.as<std::int32_t>()[row]};
+  }
+};
+
+std::vector<std::string> implementations(const Call& call) {
+  std::vector<std::string> names;
+  for (const Verdict& v : explain(call.args()).verdicts) {
+    if (v.refusal.empty()) names.push_back(v.implementation);
+  }
+  return names;
+}
+
+struct Pin {
+  explicit Pin(const std::string& name) {
+    for (const char* operation : kOperations) pin_implementation(operation, name);
+  }
+  ~Pin() {
+    for (const char* operation : kOperations) pin_implementation(operation, "");
+  }
+  static constexpr const char* kOperations[] = {"index_topk", "index_scores", "select_topk"};
+};
+
+TEST(IndexTopk, EqualsSelectTopkOfIndexScoresBitForBit) {
+  for (const char* range : {"full", "causal", "packed"}) {
+    const Call call(20, 5000, 2, 4, 300, range);
+    for (const std::string& name : implementations(call)) {
+      const Pin pin(name);
+      call.run();
+      const Array matrix(DType::kF32, {20, 5000}), indices(DType::kI32, {20, 300}),
+          lengths(DType::kI32, {20}), scores(DType::kF32, {20, 300});
+      Scratch scratch;
+      const IndexScoresArgs a = {call.query,  call.key, call.weights, call.starts,
+                                 call.ends,   true,     matrix};
+      index_scores(a, scratch.get(index_scores_workspace_bytes(a)));
+      const SelectTopkArgs b = {matrix, call.starts, call.ends, indices, lengths, scores};
+      select_topk(b, scratch.get(select_topk_workspace_bytes(b)));
+      auto same = [](const Array& x, const Array& y) {
+        return std::memcmp(x.view().data, y.view().data, static_cast<std::size_t>(x.bytes())) == 0;
+      };
+      EXPECT_TRUE(same(indices, call.indices)) << name << " " << range;
+      EXPECT_TRUE(same(lengths, call.lengths)) << name << " " << range;
+      EXPECT_TRUE(same(scores, call.scores)) << name << " " << range;
+    }
+  }
+}
+
+// The split into spans of keys depends on the number of rows: one row is cut into many.
+TEST(IndexTopk, ARowAloneEqualsTheRowInTheBatch) {
+  const Call call(70, 6000, 1, 3, 1100, "packed");
+  call.run();
+  for (std::int64_t i = 0; i < 70; i += 3) {
+    Call alone(1, 6000, 1, 3, 1100);
+    IndexTopkArgs args = call.args();
+    args.index_query = args.index_query.rows(i, 1);
+    args.index_weights = args.index_weights.rows(i, 1);
+    args.starts = args.starts.rows(i, 1);
+    args.ends = args.ends.rows(i, 1);
+    args.topk_indices = alone.indices;
+    args.topk_lengths = alone.lengths;
+    args.topk_scores = alone.scores;
+    Scratch scratch;
+    index_topk(args, scratch.get(index_topk_workspace_bytes(args)));
+    EXPECT_EQ(alone.ids(0), call.ids(i)) << i;
+    EXPECT_EQ(std::memcmp(alone.scores.as<float>(), call.scores.as<float>() + i * 1100, 4400), 0);
+  }
+}
+
+TEST(IndexTopk, ThreadsChangeNothing) {
+  const Call call(3, 20000, 2, 8, 500);
+  const int before = num_threads();
+  set_num_threads(1);
+  call.run();
+  const Array indices = call.indices.clone(), scores = call.scores.clone();
+  for (const int threads : {2, 5, 16}) {
+    set_num_threads(threads);
+    for (int repeat = 0; repeat < 5; ++repeat) {
+      call.run();
+      EXPECT_EQ(std::memcmp(indices.view().data, call.indices.view().data, 6000), 0);
+      EXPECT_EQ(std::memcmp(scores.view().data, call.scores.view().data, 6000), 0);
+    }
+  }
+  set_num_threads(before);
+}
+
+TEST(IndexTopk, WorkspaceDoesNotGrowWithTheKeys) {
+  const Call few(4, 100, 2, 8, 64), many(4, 20000, 2, 8, 64);
+  EXPECT_EQ(index_topk_workspace_bytes(few.args()), index_topk_workspace_bytes(many.args()));
+  // Asked before memory exists.
+  IndexTopkArgs args = many.args();
+  for (Tensor* t : {&args.index_query, &args.index_key, &args.index_weights, &args.starts,
+                    &args.ends, &args.topk_indices, &args.topk_lengths, &args.topk_scores}) {
+    t->data = nullptr;
+  }
+  EXPECT_EQ(index_topk_workspace_bytes(args), index_topk_workspace_bytes(many.args()));
+  EXPECT_EQ(explain(args).chosen(), explain(many.args()).chosen());
+}
+
+// Packed sequences: a row never sees, and never selects, a key of another one.
+TEST(IndexTopk, PackedRowsStayInTheirSequence) {
+  const Call call(3, 14, 4, 8, 4);
+  const std::int32_t starts[] = {0, 5, 12}, ends[] = {5, 12, 14};
+  std::memcpy(call.starts.view().data, starts, sizeof starts);
+  std::memcpy(call.ends.view().data, ends, sizeof ends);
+  // Keys of a neighbour that would win everywhere, and that would poison everything.
+  for (std::int64_t d = 0; d < 8; ++d) {
+    call.key.as<float>()[5 * 8 + d] = 1e30f;
+    call.key.as<float>()[11 * 8 + d] = std::numeric_limits<float>::quiet_NaN();
+  }
+  for (const std::string& name : implementations(call)) {
+    const Pin pin(name);
+    call.run();
+    for (std::int64_t i = 0; i < 3; ++i) {
+      EXPECT_EQ(call.ids(i).size(), std::min<std::size_t>(4, static_cast<std::size_t>(
+                                                                 ends[i] - starts[i])));
+      for (std::int32_t id : call.ids(i)) {
+        EXPECT_GE(id, starts[i]) << name;
+        EXPECT_LT(id, ends[i]) << name;
+        EXPECT_NE(id, 11) << name;
+      }
+    }
+  }
+}
+
+// One head and ReLU leave half of the keys at exactly 0: the lowest ids among them win.
+TEST(IndexTopk, ReluPlateau) {
+  const Call call(1, 5000, 1, 1, 2048);
+  call.query.as<float>()[0] = call.weights.as<float>()[0] = 1;
+  std::vector<float> scores(5000);
+  for (std::int64_t j = 0; j < 5000; ++j) {
+    call.key.as<float>()[j] = j % 167 == 3 ? static_cast<float>(j) : j % 2 == 0 ? -1.f : -0.f;
+    scores[static_cast<std::size_t>(j)] = std::max(0.f, call.key.as<float>()[j]);
+  }
+  for (const std::string& name : implementations(call)) {
+    const Pin pin(name);
+    call.run();
+    EXPECT_EQ(call.ids(0), test::best_ids(scores, 2048)) << name;
+  }
+}
+
+TEST(IndexTopk, AllThreeOperationsAllocateNothing) {
+  const Call call(18, 5000, 2, 8, 300, "causal");
+  const Array matrix(DType::kF32, {18, 5000});
+  const IndexScoresArgs score_args = {call.query, call.key, call.weights, call.starts,
+                                      call.ends,  true,     matrix};
+  const SelectTopkArgs select_args = {matrix,       call.starts,  call.ends,
+                                      call.indices, call.lengths, call.scores};
+  for (const std::string& name : implementations(call)) {
+    const Pin pin(name);
+    Scratch scratch;
+    const Workspace workspace = scratch.get(
+        std::max({index_topk_workspace_bytes(call.args()), index_scores_workspace_bytes(score_args),
+                  select_topk_workspace_bytes(select_args)}));
+    auto all = [&] {
+      index_topk(call.args(), workspace);
+      index_scores(score_args, workspace);
+      select_topk(select_args, workspace);
+    };
+    all();  // threads start, once
+    if (explain(call.args()).verdicts.front().implementation != name) continue;  // refusals are text
+    allocations = 0;
+    watching = true;
+    all();
+    watching = false;
+    EXPECT_EQ(allocations, 0) << name;
+  }
+}
+
+TEST(IndexTopk, ErrorsComeBeforeAnyWrite) {
+  const Call call(2, 10, 2, 4, 3);
+  call.indices.as<std::int32_t>()[0] = 77;
+  auto message = [&](auto&& change) {
+    IndexTopkArgs args = call.args();
+    change(args);
+    try {
+      Scratch scratch;
+      index_topk(args, scratch.get(1 << 22));
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(message([](IndexTopkArgs& a) { a.index_weights.dtype = DType::kF16; }),
+            "[index_topk] index_weights must be of dtype f32, got f16");
+  EXPECT_EQ(message([](IndexTopkArgs& a) { a.topk_indices.dtype = DType::kI64; }),
+            "[index_topk] topk_indices must be of dtype i32, got i64");
+  EXPECT_EQ(message([](IndexTopkArgs& a) { a.topk_lengths.shape[0] = 5; }),
+            "[index_topk] topk_lengths must be [rows] = [2], got i32 [5]");
+  EXPECT_EQ(message([](IndexTopkArgs& a) { a.topk_scores.data = a.index_key.data; }),
+            "[index_topk] topk_scores must not share memory with an input, but they overlap");
+  EXPECT_EQ(call.indices.as<std::int32_t>()[0], 77);
+  Scratch scratch;
+  EXPECT_THROW(index_topk(call.args(), scratch.get(8)), Error);
+}
+
+}  // namespace
+}  // namespace winnow
