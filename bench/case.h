@@ -62,6 +62,18 @@ struct CheckResult {
 };
 std::vector<CheckResult> check_problem(const std::string& text);
 
+// Pins an operation while it lives, then restores the user's pin.
+class PinGuard {
+ public:
+  PinGuard(const std::string& operation, const std::string& implementation);
+  ~PinGuard();
+  PinGuard(const PinGuard&) = delete;
+  PinGuard& operator=(const PinGuard&) = delete;
+
+ private:
+  std::string operation_, before_;
+};
+
 // The bit pattern of poison: 0x7f7f7f7f is 3.4e38 as a float, far outside every result.
 void poison(const Tensor& t);
 bool is_poison(const Tensor& t, std::int64_t element);

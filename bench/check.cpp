@@ -16,14 +16,6 @@ struct ThreadsGuard {
   int before = num_threads();
   ~ThreadsGuard() { set_num_threads(before); }
 };
-struct PinGuard {
-  std::string operation, before;  // the user's pin, if there is one
-  PinGuard(const std::string& op, const std::string& implementation)
-      : operation(op), before(pinned_implementations()[op]) {
-    pin_implementation(op, implementation);
-  }
-  ~PinGuard() { pin_implementation(operation, before); }
-};
 
 std::vector<unsigned char> bytes_of(const std::vector<Tensor>& outputs) {
   std::vector<unsigned char> all;
@@ -82,6 +74,12 @@ std::vector<CheckResult> check_problem(const std::string& text) {
   }
   return results;
 }
+
+PinGuard::PinGuard(const std::string& operation, const std::string& implementation)
+    : operation_(operation), before_(pinned_implementations()[operation]) {
+  pin_implementation(operation, implementation);
+}
+PinGuard::~PinGuard() { pin_implementation(operation_, before_); }
 
 void poison(const Tensor& t) {
   if (t.elements() > 0) {

@@ -1,10 +1,197 @@
-// winnow bench: how fast, and how far from what the machine can do.
+// winnow bench: how fast an operation is, and how far from what the machine can do.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+
 #include "apps/winnow/commands.h"
+#include "base/array.h"
+#include "bench/case.h"
+#include "ops/machine_speed.h"
+#include "winnow/threads.h"
 
 namespace winnow::app {
+namespace {
+
+using bench::Case;
+using bench::Problem;
+
+struct Options {
+  std::vector<std::string> words, operations;
+  bool json = false, all = false;
+  int repeat = 0;
+};
+
+struct Timing {
+  double median_ms = 0, best_ms = 0;
+  int runs = 0;
+};
+
+// Roughly what the double-precision loops of the reference do; a longer run than the limit is left
+// out unless the user names the problem or the pin.
+constexpr double kReferenceFlops = 3e8, kReferenceLimitSeconds = 3;
+
+Timing time_case(Case& c, int repeat) {
+  using Clock = std::chrono::steady_clock;
+  const std::int64_t bytes = c.workspace_bytes();
+  const Array workspace(DType::kU8, {bytes});  // zeroed: its pages are there before the clock runs
+  std::vector<double> ms;
+  double total = 0;
+  auto once = [&] {
+    const Clock::time_point begin = Clock::now();
+    c.run({workspace.view().data, bytes});
+    return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+  };
+  const double first = once();
+  if (first > 1500 && repeat == 0) return {first, first, 1};  // nothing to warm up in a long run
+  auto enough = [&] {
+    const auto runs = static_cast<int>(ms.size());
+    return repeat > 0 ? runs >= repeat : runs >= 3 && (total >= 400 || runs >= 1000);
+  };
+  while (!enough()) {
+    ms.push_back(once());
+    total += ms.back();
+  }
+  std::sort(ms.begin(), ms.end());
+  return {ms[ms.size() / 2], ms.front(), static_cast<int>(ms.size())};
+}
+
+std::string size_text(double bytes) {
+  const char* units[] = {"B", "KiB", "MiB", "GiB"};
+  int unit = 0;
+  for (; bytes >= 1024 && unit < 3; ++unit) bytes /= 1024;
+  return fmt::format("{:.{}f} {}", bytes, unit > 0 && bytes < 10 ? 1 : 0, units[unit]);
+}
+
+void print_machine(const MachineSpeed& machine) {
+  fmt::print("machine, {} thread{}, measured now:\n", machine.threads,
+             machine.threads == 1 ? "" : "s");
+  fmt::print("  multiply-add ({})  {:.0f} GFLOP/s\n", machine.instruction_set, machine.flops / 1e9);
+  for (const MachineSpeed::Level& level : machine.levels) {
+    fmt::print("  {:>8} working set  read {:.1f} GB/s, write {:.1f} GB/s\n",
+               size_text(static_cast<double>(level.bytes)), level.read / 1e9, level.write / 1e9);
+  }
+  fmt::print("\n{:<62} {:<14}{:>10}{:>9}{:>8}{:>7}{:>11}\n", "problem", "implementation", "ms",
+             "GFLOP/s", "GB/s", "floor", "workspace");
+}
+
+void report(const Options& options, const MachineSpeed& machine, const std::string& text,
+            const Problem& problem, const std::string& implementation, const Case& c,
+            const Timing& timing) {
+  const bench::Cost cost = c.cost();
+  const double floor_ms = 1e3 * machine.floor_seconds(cost.flops, cost.bytes);
+  const double gflops = cost.flops / timing.median_ms / 1e6;
+  const double gbytes = cost.bytes / timing.median_ms / 1e6;
+  const double share = floor_ms / timing.median_ms;
+  if (!options.json) {
+    fmt::print("{:<62} {:<14}{:>10.3f}{:>9.1f}{:>8.1f}{:>6.0f}%{:>11}\n", text, implementation,
+               timing.median_ms, gflops, gbytes, 100 * share,
+               size_text(static_cast<double>(c.workspace_bytes())));
+  } else {
+    const nlohmann::ordered_json line = {
+        {"operation", problem.operation()},
+        {"problem", text},
+        {"implementation", implementation},
+        {"device", "cpu"},
+        {"threads", num_threads()},
+        {"ms", timing.median_ms},
+        {"best_ms", timing.best_ms},
+        {"runs", timing.runs},
+        {"flops", cost.flops},
+        {"bytes", cost.bytes},
+        {"gflops", gflops},
+        {"gbytes_per_second", gbytes},
+        {"floor_ms", floor_ms},
+        {"floor_share", share},
+        {"workspace_bytes", c.workspace_bytes()},
+        {"machine",
+         {{"instruction_set", machine.instruction_set},
+          {"gflops", machine.flops / 1e9},
+          {"memory_read_gbytes_per_second", machine.levels.back().read / 1e9},
+          {"memory_write_gbytes_per_second", machine.levels.back().write / 1e9}}}};
+    fmt::print("{}\n", line.dump());
+  }
+  std::fflush(stdout);
+}
+
+// One problem by whoever would run it, or by everyone who accepts it.
+void bench_problem(const Options& options, const MachineSpeed& machine, const std::string& text,
+                   bool named) {
+  const Problem problem = Problem::parse(text);
+  const std::unique_ptr<Case> c = bench::find_operation(problem.operation()).make(problem);
+  const Explanation explanation = c->explain();
+  const std::string chosen = explanation.chosen();
+  if (chosen.empty()) c->workspace_bytes();  // throws with every refusal
+  for (const Verdict& v : explanation.verdicts) {
+    if (!v.refusal.empty() || (!options.all && v.implementation != chosen)) continue;
+    const double reference_seconds = c->cost().flops / kReferenceFlops;
+    const bool insisted = named && v.implementation == chosen;
+    if (v.implementation == "reference" && reference_seconds > kReferenceLimitSeconds &&
+        !insisted) {
+      fmt::print(stderr,
+                 "winnow: left out, about {:.0f} s: WINNOW_PIN={}=reference winnow bench "
+                 "\"{}\"\n",
+                 reference_seconds, problem.operation(), text);
+      continue;
+    }
+    const bench::PinGuard pin(problem.operation(), v.implementation);
+    const Timing timing = time_case(*c, options.repeat);
+    report(options, machine, text, problem, v.implementation, *c, timing);
+  }
+}
+
+void run(const Options& options) {
+  std::vector<std::string> problems = bench::split_problems(options.words);
+  for (const std::string& text : problems) Problem::parse(text);  // before anything takes time
+  const bool named = !problems.empty();
+  std::vector<const bench::Operation*> operations;
+  for (const std::string& name : options.operations)
+    operations.push_back(&bench::find_operation(name));
+  if (!named && operations.empty()) {
+    for (const bench::Operation& operation : bench::operations()) operations.push_back(&operation);
+  }
+  for (const bench::Operation* operation : operations) {
+    problems.insert(problems.end(), operation->bench_problems.begin(),
+                    operation->bench_problems.end());
+  }
+  const MachineSpeed machine = measure_machine();
+  if (!options.json) print_machine(machine);
+  for (const std::string& text : problems) bench_problem(options, machine, text, named);
+}
+
+}  // namespace
 
 void add_bench(CLI::App& app) {
-  app.add_subcommand("bench", "time, GFLOP/s, GB/s and share of the machine's peak");
+  CLI::App* command =
+      app.add_subcommand("bench", "time, GFLOP/s, GB/s and share of the machine's peak");
+  const auto options = std::make_shared<Options>();
+  command
+      ->add_option("PROBLEM", options->words,
+                   "an operation and name=value pairs; none: the shared list, about a minute")
+      ->type_name("");
+  command->add_option("--operation", options->operations, "the shared list of this operation only")
+      ->type_name("NAME")
+      ->expected(1)
+      ->multi_option_policy(CLI::MultiOptionPolicy::TakeAll);
+  command->add_flag("--all", options->all, "every implementation that accepts, not only the first");
+  command->add_option("--repeat", options->repeat, "timed runs (default: 0.4 s, at least 3)")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1'000'000).description(""));
+  command->add_flag("--json", options->json, "one JSON object per line instead of a table");
+  add_threads_option(*command);
+  command->footer(
+      R"(Columns: ms is the median run. GFLOP/s and GB/s count what the mathematics needs (2 per
+multiply-add; inputs and outputs once), not what the kernel does. floor is the least time this
+machine needs, over ms: the larger of FLOPs / multiply-add rate and bytes / bandwidth, both
+measured at the start with the same threads; bandwidth at a working set of the problem's size.
+
+Examples:
+  winnow bench
+  winnow bench --operation index_topk --threads 1
+  winnow bench --all "index_scores rows=16 keys=4096 dtype=bf16"
+  winnow bench --json "index_scores rows=16 keys=32768" | jq .ms)");
+  command->callback([options] { run(*options); });
 }
 
 }  // namespace winnow::app

@@ -21,7 +21,8 @@ void add_threads_option(CLI::App& command) {
           "--threads", [](const int& n) { set_num_threads(n); },
           "threads to use; results do not depend on it (default: WINNOW_NUM_THREADS, else all "
           "CPUs)")
-      ->type_name("N");
+      ->type_name("N")
+      ->check(CLI::Range(1, 1024).description(""));
 }
 
 namespace {
