@@ -1,9 +1,9 @@
-// winnow check: every implementation of every operation against the double-precision reference.
+// winnow check: every implementation of every operation against the double-precision reference,
+// and against golden vectors of other implementations.
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "apps/winnow/commands.h"
+#include "apps/winnow/golden.h"
 #include "bench/case.h"
 
 namespace winnow::app {
@@ -11,6 +11,7 @@ namespace {
 
 struct Options {
   std::vector<std::string> words;
+  std::string golden;
 };
 
 // One line of the table: an implementation of an operation.
@@ -23,38 +24,49 @@ struct Line {
 
 class Report {
  public:
-  void add(const std::string& operation, const bench::CheckResult& result) {
+  // `again` is the command that repeats the check.
+  void add(const std::string& operation, const bench::CheckResult& result,
+           const std::string& again) {
     Line& line = find(operation, result.implementation);
     ++(result.failure.empty() ? line.passed : line.failed);
     for (const bench::Comparison& x : result.comparisons) {
-      if (!x.exact && x.error > line.worst) {
+      if (!x.exact && x.error >= line.worst) {
         line.worst = x.error;
         line.output = x.output;
       }
     }
-    if (!result.failure.empty()) {
-      misses_.push_back(fmt::format("{}\n    again: WINNOW_PIN={}={} winnow check \"{}\"",
-                                    result.failure, operation, result.implementation,
-                                    result.problem));
+    if (result.failure.empty()) return;
+    std::string pin;
+    if (!result.implementation.empty()) {
+      pin = fmt::format("WINNOW_PIN={}={} ", operation,
+                        result.implementation.substr(0, result.implementation.find(' ')));
     }
+    misses_.push_back(
+        fmt::format("{}: {}\n  again: {}{}", result.problem, result.failure, pin, again));
   }
 
-  // Prints everything; the last line counts. Returns whether all is well.
-  bool print() const {
-    fmt::print("{:<26}{:<15}{:>9}  {}\n", "operation", "implementation", "problems",
+  // The table of what came since the last call.
+  void print_table(const std::string& title, const char* counted) {
+    fmt::print("{}\n{:<28}{:<16}{:>9}  {}\n", title, "operation", "implementation", counted,
                "worst error / bound");
-    int passed = 0, failed = 0;
     for (const Line& line : lines_) {
-      fmt::print("{:<26}{:<15}{:>9}  {}{}\n", line.operation, line.implementation,
+      fmt::print("{:<28}{:<16}{:>9}  {}{}\n", line.operation, line.implementation,
                  line.passed + line.failed,
                  line.output.empty() ? "equal" : fmt::format("{:.2g} {}", line.worst, line.output),
                  line.failed == 0 ? "" : fmt::format(", {} FAILED", line.failed));
-      passed += line.passed;
-      failed += line.failed;
+      passed_ += line.passed;
+      failed_ += line.failed;
     }
-    for (const std::string& miss : misses_) fmt::print("\nFAILED {}\n", miss);
-    fmt::print("{} passed, {} failed\n", passed, failed);
-    return failed == 0 && passed > 0;
+    fmt::print("\n");
+    lines_.clear();
+  }
+
+  // The misses and, as the last line, the count. Returns whether all is well.
+  bool print_end(std::size_t skipped) const {
+    for (const std::string& miss : misses_) fmt::print("FAILED {}\n\n", miss);
+    fmt::print("{} passed, {} failed{}\n", passed_, failed_,
+               skipped > 0 ? fmt::format(", {} skipped", skipped) : "");
+    return failed_ == 0 && passed_ > 0;
   }
 
  private:
@@ -68,36 +80,75 @@ class Report {
 
   std::vector<Line> lines_;
   std::vector<std::string> misses_;
+  int passed_ = 0, failed_ = 0;
 };
 
-void run(const Options& options) {
-  std::vector<std::string> problems = bench::split_problems(options.words);
+void check_problems(const std::vector<std::string>& words, Report* report) {
+  std::vector<std::string> problems = bench::split_problems(words);
+  for (const std::string& text : problems) bench::Problem::parse(text);  // before anything is run
   if (problems.empty()) {
     for (const bench::Operation& o : bench::operations())
       problems.insert(problems.end(), o.check_problems.begin(), o.check_problems.end());
   }
-  Report report;
   for (const std::string& text : problems) {
     const std::string operation = bench::Problem::parse(text).operation();
     for (const bench::CheckResult& result : bench::check_problem(text))
-      report.add(operation, result);
+      report->add(operation, result, fmt::format("winnow check \"{}\"", text));
   }
-  if (!report.print()) throw Exit{1};
+  report->print_table("Problems against the double-precision reference", "problems");
+}
+
+// Returns how much of the directory was skipped.
+std::size_t check_golden_directory(const std::string& directory, Report* report) {
+  const GoldenReport golden = check_golden(directory);
+  for (const GoldenResult& g : golden.results)
+    report->add(g.operation, g.result, "winnow check --golden " + directory);
+  if (!golden.results.empty()) report->print_table("Golden vectors of " + directory, "files");
+  for (const std::string& skipped : golden.skipped) fmt::print("skipped {}\n", skipped);
+  if (!golden.skipped.empty()) fmt::print("\n");
+  return golden.skipped.size();
+}
+
+void run(const Options& options) {
+  Report report;
+  check_problems(options.words, &report);
+  const std::size_t skipped =
+      options.golden.empty() ? 0 : check_golden_directory(options.golden, &report);
+  if (!report.print_end(skipped)) throw Exit{1};
 }
 
 }  // namespace
 
 void add_check(CLI::App& app) {
-  CLI::App* command =
-      app.add_subcommand("check", "compares every implementation with the reference");
+  CLI::App* command = app.add_subcommand(
+      "check", "compares every implementation with the reference, and with golden vectors");
   const auto options = std::make_shared<Options>();
   command
       ->add_option("PROBLEM", options->words,
                    "an operation and name=value pairs; none: the shared list of all operations")
       ->type_name("");
-  command->footer(R"(Examples:
+  command
+      ->add_option("--golden", options->golden,
+                   "also compare with the golden vectors of DIR/ops; kpool/, models/ and "
+                   "layouts.json are named as skipped")
+      ->type_name("DIR");
+  command->footer(
+      R"(Every implementation that accepts a problem runs it with 1 and with 3 threads (the bits must
+agree), into poisoned outputs between guard pages, and is compared with the double-precision
+reference. "worst error / bound" is the largest difference over the bound that is derived for
+that element: up to 1 is well. Selections, and memory that must not be written, must be equal.
+
+Examples:
   winnow check
-  winnow check "index_scores rows=7 keys=300 dtype=bf16")");
+  winnow check "index_scores rows=7 keys=300 dtype=bf16"
+    operation                   implementation   problems  worst error / bound
+    index_scores                cpu.avx2                1  0.011 index_scores
+    ...
+    3 passed, 0 failed
+  winnow check --golden my/golden
+  WINNOW_PIN=index_scores=cpu.portable winnow check index_scores
+
+The last line counts; exit status 1 on a miss, or if there was nothing to check.)");
   command->callback([options] { run(*options); });
 }
 

@@ -20,7 +20,7 @@ extern const SpeedLoops speed_loops;
 
 namespace {
 
-constexpr std::int64_t kLevels[] = {64 << 10, 256 << 10, 1 << 20, 4 << 20,
+constexpr std::int64_t kLevels[] = {64 << 10, 256 << 10, 1 << 20,  4 << 20,
                                     16 << 20, 64 << 20,  256 << 20};
 
 volatile float sink;  // keeps the loops from being optimised away
@@ -54,17 +54,17 @@ MachineSpeed::Level measure_level(const SpeedLoops& loops, float* memory, std::i
   const double moved = static_cast<double>(4 * part * threads * passes);
   MachineSpeed::Level level{bytes, 0, 0};
   level.write = moved / best_seconds([&] {
-    parallel_for(threads, [&](std::int64_t task, int) {
-      for (std::int64_t pass = 0; pass < passes; ++pass)
-        loops.write(memory + task * part, part, 0.5f);
-    });
-  });
+                  parallel_for(threads, [&](std::int64_t task, int) {
+                    for (std::int64_t pass = 0; pass < passes; ++pass)
+                      loops.write(memory + task * part, part, 0.5f);
+                  });
+                });
   level.read = moved / best_seconds([&] {
-    parallel_for(threads, [&](std::int64_t task, int) {
-      for (std::int64_t pass = 0; pass < passes; ++pass)
-        sink = loops.read(memory + task * part, part);
-    });
-  });
+                 parallel_for(threads, [&](std::int64_t task, int) {
+                   for (std::int64_t pass = 0; pass < passes; ++pass)
+                     sink = loops.read(memory + task * part, part);
+                 });
+               });
   return level;
 }
 
@@ -89,8 +89,7 @@ MachineSpeed measure_machine() {
   const double seconds = best_seconds([&] {
     parallel_for(speed.threads, [&](std::int64_t, int) { sink = loops.multiply(kSteps); });
   });
-  speed.flops =
-      static_cast<double>(loops.flops_per_step * kSteps) * speed.threads / seconds;
+  speed.flops = static_cast<double>(loops.flops_per_step * kSteps) * speed.threads / seconds;
   const Array memory(DType::kF32, {kLevels[std::size(kLevels) - 1] / 4});
   for (std::int64_t bytes : kLevels)
     speed.levels.push_back(measure_level(loops, memory.as<float>(), bytes, speed.threads));

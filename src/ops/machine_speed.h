@@ -9,12 +9,12 @@ namespace winnow {
 
 struct MachineSpeed {
   struct Level {
-    std::int64_t bytes = 0;  // working set of all threads together
+    std::int64_t bytes = 0;      // working set of all threads together
     double read = 0, write = 0;  // bytes per second, over and over
   };
   int threads = 0;
   std::string instruction_set;
-  double flops = 0;  // multiply-adds in registers, two FLOPs each, per second
+  double flops = 0;           // multiply-adds in registers, two FLOPs each, per second
   std::vector<Level> levels;  // by rising size; the last is memory
 
   // Bytes per second for a problem of `bytes`: the level just below, so that what fits into a cache

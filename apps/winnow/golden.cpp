@@ -1,0 +1,64 @@
+#include "apps/winnow/golden.h"
+
+#include <algorithm>
+
+#include "base/check.h"
+
+namespace winnow::app {
+namespace {
+
+namespace fs = std::filesystem;
+
+// The safetensors files under a folder, sorted; none if there is no such folder.
+std::vector<fs::path> tensor_files(const fs::path& folder) {
+  std::vector<fs::path> files;
+  if (!fs::is_directory(folder)) return files;
+  for (const fs::directory_entry& entry : fs::recursive_directory_iterator(folder)) {
+    if (entry.is_regular_file() && entry.path().extension() == ".safetensors")
+      files.push_back(entry.path());
+  }
+  std::sort(files.begin(), files.end());
+  return files;
+}
+
+}  // namespace
+
+GoldenReport check_golden(const fs::path& directory) {
+  if (!fs::is_directory(directory)) {
+    fail(Status::kIo, "golden", "the directory must exist, got \"{}\"", directory.string());
+  }
+  GoldenReport report;
+  for (const fs::path& path : tensor_files(directory / "ops")) {
+    const std::string name = fs::relative(path, directory).string();
+    try {
+      for (GoldenResult& result : check_golden_ops(path)) {
+        result.result.problem = name;
+        report.results.push_back(std::move(result));
+      }
+    } catch (const std::exception& e) {
+      report.results.push_back({"(reading)", {name, "", {}, e.what()}});
+    }
+  }
+  for (const fs::path& path : tensor_files(directory / "kpool")) {
+    report.skipped.push_back(fs::relative(path, directory).string() +
+                             ": this version has no pooled keys");
+  }
+  for (const fs::path& path : tensor_files(directory / "models")) {
+    if (path.filename() == "expected.safetensors") {
+      report.skipped.push_back(fs::relative(path, directory).string() +
+                               ": this version does not read Hugging Face checkpoints");
+    }
+  }
+  if (fs::exists(directory / "layouts.json")) {
+    report.skipped.emplace_back("layouts.json: this version has no context parallelism");
+  }
+  if (report.results.empty() && report.skipped.empty()) {
+    fail(Status::kInvalidArgument, "golden",
+         "the directory must hold ops/*.safetensors, kpool/, models/ or layouts.json, got none of "
+         "them in \"{}\"",
+         directory.string());
+  }
+  return report;
+}
+
+}  // namespace winnow::app

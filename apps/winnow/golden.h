@@ -1,0 +1,30 @@
+// Golden vectors: inputs and results of other implementations, in a directory that holds any subset
+// of ops/, kpool/, models/ and layouts.json. This version compares ops/.
+#pragma once
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "bench/case.h"
+
+namespace winnow::app {
+
+struct GoldenResult {
+  std::string operation;
+  bench::CheckResult result;  // problem: the file
+};
+
+struct GoldenReport {
+  std::vector<GoldenResult> results;
+  std::vector<std::string> skipped;  // what is there and not compared, with the reason
+};
+
+// Throws if the directory holds nothing of the kind. A file that cannot be read is a failed result.
+GoldenReport check_golden(const std::filesystem::path& directory);
+
+// One file of ops/: every operation by every implementation that accepts it, in f32; and all of it
+// by the reference in f64.
+std::vector<GoldenResult> check_golden_ops(const std::filesystem::path& path);
+
+}  // namespace winnow::app

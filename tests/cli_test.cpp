@@ -1,0 +1,194 @@
+// The program itself: what it prints, and how it ends.
+#include <fmt/format.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+namespace {
+
+struct Outcome {
+  int status = -1;
+  std::string out, err;
+};
+
+std::string read_all(const std::string& path) {
+  std::ostringstream text;
+  text << std::ifstream(path).rdbuf();
+  return text.str();
+}
+
+// Runs winnow with arguments (and environment before them) as a shell takes them.
+Outcome winnow(const std::string& arguments, const std::string& environment = "") {
+  const std::string base = fmt::format("{}/winnow_cli_{}", testing::TempDir(), getpid());
+  const int status = std::system(fmt::format("env {} {} {} >{}.out 2>{}.err", environment,
+                                             WINNOW_PROGRAM, arguments, base, base)
+                                     .c_str());
+  Outcome outcome{WIFEXITED(status) ? WEXITSTATUS(status) : 128, read_all(base + ".out"),
+                  read_all(base + ".err")};
+  std::filesystem::remove(base + ".out");
+  std::filesystem::remove(base + ".err");
+  return outcome;
+}
+
+std::vector<std::string> lines_of(const std::string& text) {
+  std::vector<std::string> lines;
+  std::istringstream in(text);
+  for (std::string line; std::getline(in, line);) lines.push_back(line);
+  return lines;
+}
+
+bool has(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+// One line "winnow: ..." on standard error, nothing on standard output, and the status.
+void expect_failure(const Outcome& o, int status, const std::string& part) {
+  EXPECT_EQ(o.status, status) << o.err;
+  EXPECT_EQ(o.out, "");
+  EXPECT_EQ(lines_of(o.err).size(), 1u) << o.err;
+  EXPECT_EQ(o.err.rfind("winnow: ", 0), 0u) << o.err;
+  EXPECT_TRUE(has(o.err, part)) << o.err;
+}
+
+TEST(Cli, HelpShowsEveryCommandWithExamples) {
+  const Outcome help = winnow("--help");
+  EXPECT_EQ(help.status, 0);
+  for (const char* command : {"info", "why", "check", "bench"}) {
+    EXPECT_TRUE(has(help.out, fmt::format("  {}", command))) << command;
+    const Outcome of_command = winnow(fmt::format("{} --help", command));
+    EXPECT_EQ(of_command.status, 0);
+    EXPECT_TRUE(has(of_command.out, fmt::format("Examples:\n  winnow {}", command))) << command;
+  }
+  EXPECT_EQ(winnow("").status, 2);
+  EXPECT_EQ(winnow("--version").out.rfind("winnow ", 0), 0u);
+}
+
+TEST(Cli, MistakesNameTheNearestValidWord) {
+  expect_failure(winnow("chek"), 2, "no command \"chek\"; did you mean \"check\"?");
+  expect_failure(winnow("bench --jsno"), 2, "no option --jsno; did you mean --json?");
+  expect_failure(winnow("check index_score"), 2, "did you mean \"index_scores\"?");
+  expect_failure(winnow("why index_scores rws=3"), 2, "did you mean \"rows\"?");
+  expect_failure(winnow("bench index_scores rows=many"), 2, "rows must be a whole number");
+  expect_failure(winnow("bench --operation index_scor"), 2, "did you mean \"index_scores\"?");
+  expect_failure(winnow("bench --threads 0"), 2, "--threads");
+  expect_failure(winnow("check", "WINNOW_PIN=index_scor=reference"), 2, "WINNOW_PIN");
+  expect_failure(winnow("info", "WINNOW_PIN=nonsense"), 1, "WINNOW_PIN must read");
+  expect_failure(winnow("info", "WINNOW_CPU=mmx"), 1, "WINNOW_CPU must be");
+  expect_failure(winnow("info", "WINNOW_NUM_THREADS=none"), 1, "WINNOW_NUM_THREADS must be");
+}
+
+TEST(Cli, MoreThanMemoryIsAnErrorAndNoCrash) {
+  expect_failure(winnow("check index_scores rows=2000000000 index_heads=1000"), 1, "memory");
+  expect_failure(winnow("check index_scores rows=-1"), 2, "must not be negative");
+}
+
+TEST(Cli, InfoIsOneJsonObject) {
+  const Outcome o = winnow("info --json", "WINNOW_NUM_THREADS=3 WINNOW_CPU=portable");
+  EXPECT_EQ(o.status, 0);
+  const nlohmann::json info = nlohmann::json::parse(o.out);
+  EXPECT_EQ(info.at("threads"), 3);
+  EXPECT_FALSE(info.at("version").get<std::string>().empty());
+  EXPECT_FALSE(info.at("build").at("compiler").get<std::string>().empty());
+  EXPECT_TRUE(info.at("cpu").at("features").is_array());
+  EXPECT_TRUE(info.at("libraries").contains("fmt"));
+  for (const auto& set : info.at("instruction_sets"))
+    EXPECT_EQ(set.at("usable"), set.at("name") == "portable");
+  for (const auto& device : info.at("devices"))
+    EXPECT_EQ(device.at("usable"), device.at("kind") == "cpu");
+  EXPECT_TRUE(has(winnow("info").out, "device cuda      not usable: not built"));
+}
+
+TEST(Cli, WhyNamesWhoRunsAndWhyOthersRefuse) {
+  const Outcome list = winnow("why");
+  EXPECT_EQ(list.status, 0);
+  EXPECT_TRUE(has(list.out, "index_scores: "));
+  EXPECT_TRUE(has(list.out, "  index_heads     64 "));
+  const Outcome f64 = winnow("why index_scores rows=2 keys=9 dtype=f64");
+  EXPECT_EQ(f64.status, 0);
+  EXPECT_TRUE(has(f64.out, "cpu.portable      refuses: "));
+  EXPECT_TRUE(has(f64.out, "reference         runs"));
+  const Outcome pinned = winnow("why index_scores", "WINNOW_PIN=index_scores=reference");
+  EXPECT_TRUE(has(pinned.out, "WINNOW_PIN allows only reference"));
+  EXPECT_TRUE(has(pinned.out, "cpu.portable      refuses: index_scores is pinned to reference"));
+  const Outcome nobody = winnow("why index_scores", "WINNOW_PIN=index_scores=abacus");
+  EXPECT_EQ(nobody.status, 1);
+  EXPECT_TRUE(has(nobody.out, "reference         refuses: index_scores is pinned to abacus"));
+}
+
+TEST(Cli, CheckEndsInACount) {
+  const Outcome o = winnow("check \"index_scores rows=3 keys=40 index_heads=4 index_dim=8\"");
+  EXPECT_EQ(o.status, 0) << o.out << o.err;
+  const std::vector<std::string> lines = lines_of(o.out);
+  ASSERT_FALSE(lines.empty());
+  int passed = 0;
+  ASSERT_EQ(std::sscanf(lines.back().c_str(), "%d passed", &passed), 1);
+  EXPECT_EQ(lines.back(), fmt::format("{} passed, 0 failed", passed));
+  EXPECT_GE(passed, 2);
+  EXPECT_TRUE(has(o.out, "reference"));
+  const Outcome one = winnow("check index_scores rows=3 keys=40 index_heads=4 index_dim=8",
+                             "WINNOW_PIN=index_scores=reference");
+  EXPECT_EQ(lines_of(one.out).back(), "1 passed, 0 failed");
+}
+
+TEST(Cli, CheckWithNothingToCheckFails) {
+  const Outcome o = winnow("check index_scores rows=3", "WINNOW_PIN=index_scores=abacus");
+  EXPECT_EQ(o.status, 1);
+  EXPECT_EQ(lines_of(o.out).back(), "0 passed, 0 failed");
+  const std::string problem = "index_scores rows=1 keys=4 index_heads=1 index_dim=4";
+  const Outcome missing = winnow(fmt::format("check {} --golden /no/such/place", problem));
+  EXPECT_EQ(missing.status, 1);
+  EXPECT_TRUE(has(missing.err, "/no/such/place"));
+}
+
+TEST(Cli, CheckComparesGoldenVectors) {
+  const std::string golden = WINNOW_SOURCE_DIR "/tests/golden";
+  const Outcome o =
+      winnow("check index_scores rows=1 keys=4 index_heads=1 index_dim=4 --golden " + golden);
+  EXPECT_EQ(o.status, 0) << o.out << o.err;
+  EXPECT_TRUE(has(o.out, "reference f64"));
+  EXPECT_TRUE(has(lines_of(o.out).back(), " passed, 0 failed"));
+}
+
+TEST(Cli, BenchWritesJsonLines) {
+  const std::string problem = "index_scores rows=2 keys=64 index_heads=4 index_dim=16";
+  const Outcome o = winnow(fmt::format("bench --json --all --threads 2 --repeat 3 \"{}\"", problem));
+  EXPECT_EQ(o.status, 0) << o.err;
+  std::vector<std::string> implementations;
+  for (const std::string& text : lines_of(o.out)) {
+    const nlohmann::json line = nlohmann::json::parse(text);
+    EXPECT_EQ(line.at("operation"), "index_scores");
+    EXPECT_EQ(line.at("problem"), problem);
+    EXPECT_EQ(line.at("device"), "cpu");
+    EXPECT_EQ(line.at("threads"), 2);
+    EXPECT_EQ(line.at("runs"), 3);
+    EXPECT_EQ(line.at("flops"), 2.0 * 2 * 64 * 4 * 16);
+    EXPECT_GT(line.at("ms").get<double>(), 0);
+    EXPECT_GT(line.at("floor_ms").get<double>(), 0);
+    EXPECT_GT(line.at("bytes").get<double>(), 0);
+    EXPECT_GE(line.at("workspace_bytes").get<std::int64_t>(), 0);
+    implementations.push_back(line.at("implementation"));
+  }
+  EXPECT_GE(implementations.size(), 2u);
+  EXPECT_EQ(implementations.back(), "reference");
+}
+
+TEST(Cli, BenchPrintsTheMachineFirst) {
+  const Outcome o = winnow("bench --threads 1 index_scores rows=2 keys=64 index_heads=4");
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_EQ(o.out.rfind("machine, 1 thread, measured now:\n  multiply-add", 0), 0u) << o.out;
+  EXPECT_TRUE(has(o.out, "index_scores rows=2 keys=64 index_heads=4"));
+}
+
+TEST(Cli, AFullDiskIsAnError) {
+  if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
+  const int status = std::system(WINNOW_PROGRAM " info >/dev/full 2>/dev/null");
+  EXPECT_EQ(WEXITSTATUS(status), 1);
+}
+
+}  // namespace
