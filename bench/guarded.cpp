@@ -30,6 +30,8 @@ Guarded::Guarded(DType dtype, std::initializer_list<std::int64_t> shape) {
   view_ = make_tensor(nullptr, dtype, shape);
   const std::int64_t page = sysconf(_SC_PAGESIZE);
   const std::int64_t bytes = view_.elements() * dtype_bytes(dtype);
+  // A system that overcommits would grant more and end the program later.
+  if (bytes / page >= sysconf(_SC_PHYS_PAGES)) throw std::bad_alloc();
   const std::int64_t inner = (bytes + page - 1) / page * page;
   mapped_bytes_ = inner + 2 * page;
   mapping_ = mmap(nullptr, static_cast<std::size_t>(mapped_bytes_), PROT_NONE,

@@ -114,17 +114,20 @@ TEST(Tensors, ArraysAreZeroedAlignedAndCloned) {
 TEST(Errors, NameOperationRuleAndValue) {
   float x[6] = {};
   const Tensor t = make_tensor(x, DType::kF32, {2, 3});
-  EXPECT_EQ(message_of([&] { check_shape("op", "query", t, {2, -1, 4}, "[rows, heads, dim]"); }),
+  EXPECT_EQ(message_of([&] {
+              check_shape("op", "query", t, {2, -1, 4}, "[rows, heads, dim]");
+            }),
             "[op] query must be [rows, heads, dim] = [2, any, 4], got f32 [2, 3]");
-  EXPECT_EQ(message_of([&] { check_dtype("op", "query", t, {DType::kBF16, DType::kF16}); }),
+  EXPECT_EQ(message_of([&] {
+              check_dtype("op", "query", t, {DType::kBF16, DType::kF16});
+            }),
             "[op] query must be of dtype bf16, f16, got f32");
   EXPECT_EQ(message_of([&] { check_unit_stride("op", "query", t.transposed()); }),
             "[op] query must have stride 1 on its last axis, got 3");
   EXPECT_EQ(message_of([&] { check_no_overlap("op", "out", t.rows(1, 1), "an input", t); }),
             "[op] out must not share memory with an input, but they overlap");
-  EXPECT_EQ(
-      message_of([&] { check_no_overlap("op", "out", t.rows(1, 1), "query", t.rows(0, 1)); }),
-      "no error");
+  EXPECT_EQ(message_of([&] { check_no_overlap("op", "out", t.rows(1, 1), "query", t.rows(0, 1)); }),
+            "no error");
   EXPECT_EQ(message_of([&] { check_shape("op", "value", {}, {2}, "[rows]"); }),
             "[op] value must be [rows] = [2], got nothing");
 }
@@ -227,9 +230,8 @@ TEST(Problems, MistakesAreNamedWithTheNearestValidName) {
             "[problem] there is no operation \"index_score\"; did you mean \"index_scores\"?");
   EXPECT_EQ(parse("index_scores rws=3"),
             "[problem] index_scores has no parameter \"rws\"; did you mean \"rows\"?");
-  EXPECT_EQ(
-      parse("index_scores rows"),
-      "[problem] every word after the operation must read name=value, got \"rows\"");
+  EXPECT_EQ(parse("index_scores rows"),
+            "[problem] every word after the operation must read name=value, got \"rows\"");
   EXPECT_EQ(parse("index_scores rows="),
             "[problem] every word after the operation must read name=value, got \"rows=\"");
   EXPECT_EQ(message_of([] { Problem::parse("index_scores rows=3x").number("rows"); }),

@@ -84,7 +84,7 @@ TEST(Cli, MistakesNameTheNearestValidWord) {
 }
 
 TEST(Cli, MoreThanMemoryIsAnErrorAndNoCrash) {
-  expect_failure(winnow("check index_scores rows=2000000000 index_heads=1000"), 1, "memory");
+  expect_failure(winnow("check index_scores rows=2000000000 index_heads=16"), 1, "memory");
   expect_failure(winnow("check index_scores rows=-1"), 2, "must not be negative");
 }
 
@@ -157,7 +157,8 @@ TEST(Cli, CheckComparesGoldenVectors) {
 
 TEST(Cli, BenchWritesJsonLines) {
   const std::string problem = "index_scores rows=2 keys=64 index_heads=4 index_dim=16";
-  const Outcome o = winnow(fmt::format("bench --json --all --threads 2 --repeat 3 \"{}\"", problem));
+  const Outcome o =
+      winnow(fmt::format("bench --json --all --threads 2 --repeat 3 \"{}\"", problem));
   EXPECT_EQ(o.status, 0) << o.err;
   std::vector<std::string> implementations;
   for (const std::string& text : lines_of(o.out)) {

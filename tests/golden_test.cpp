@@ -1,10 +1,13 @@
 // Golden vectors of another implementation, and that the comparison can fail.
 #include "apps/winnow/golden.h"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <fstream>
+#include <functional>
 #include <set>
 
 #include "model/safetensors.h"
@@ -49,8 +52,8 @@ TEST_F(Golden, EveryOperationMatches) {
   const GoldenReport report = check_golden(kGolden);
   std::set<std::string> operations;
   for (const GoldenResult& g : report.results) {
-    EXPECT_EQ(g.result.failure, "") << g.result.problem << " " << g.operation << " by "
-                                    << g.result.implementation;
+    EXPECT_EQ(g.result.failure, "")
+        << g.result.problem << " " << g.operation << " by " << g.result.implementation;
     operations.insert(g.operation);
   }
   EXPECT_EQ(operations,

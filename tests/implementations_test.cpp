@@ -16,11 +16,15 @@ struct Args {
 
 const char* ran = "";
 
-const Implementation<Args> fast = {
-    "fast", [](const Args& a) -> std::string { return a.size % 8 != 0 ? "size must be a multiple of 8" : ""; },
-    [](const Args&) -> std::int64_t { return 64; }, [](const Args&, Workspace) { ran = "fast"; }};
+const Implementation<Args> fast = {"fast",
+                                   [](const Args& a) -> std::string {
+                                     return a.size % 8 != 0 ? "size must be a multiple of 8" : "";
+                                   },
+                                   [](const Args&) -> std::int64_t { return 64; },
+                                   [](const Args&, Workspace) { ran = "fast"; }};
 const Implementation<Args> plain = {
-    "plain", [](const Args& a) -> std::string { return a.size < 0 ? "size must not be negative" : ""; },
+    "plain",
+    [](const Args& a) -> std::string { return a.size < 0 ? "size must not be negative" : ""; },
     [](const Args&) -> std::int64_t { return 0; }, [](const Args&, Workspace) { ran = "plain"; }};
 const Implementation<Args>* const list[] = {&fast, &plain};
 
@@ -153,7 +157,8 @@ TEST_F(Implementations, APinOfAScopeGivesTheUsersPinBack) {
 // Every operation's list ends in the reference, and the reference accepts f64.
 TEST_F(Implementations, EveryListEndsInTheReference) {
   for (const bench::Operation& operation : bench::operations()) {
-    const Explanation e = operation.make(bench::Problem::parse(operation.check_problems.at(0)))->explain();
+    const Explanation e =
+        operation.make(bench::Problem::parse(operation.check_problems.at(0)))->explain();
     EXPECT_EQ(e.operation, operation.name);
     ASSERT_FALSE(e.verdicts.empty()) << operation.name;
     EXPECT_EQ(e.verdicts.back().implementation, "reference") << operation.name;

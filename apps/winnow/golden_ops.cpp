@@ -326,9 +326,8 @@ class Comparer {
   static std::vector<std::int32_t> members(const Tensor& ids, std::int64_t row) {
     const std::int32_t* p = ids.as<std::int32_t>() + row * ids.shape[1];
     std::vector<std::int32_t> set;
-    std::copy_if(p, p + ids.shape[1], std::back_inserter(set), [](std::int32_t id) {
-      return id >= 0;
-    });
+    std::copy_if(p, p + ids.shape[1], std::back_inserter(set),
+                 [](std::int32_t id) { return id >= 0; });
     std::sort(set.begin(), set.end());
     return set;
   }
@@ -345,8 +344,15 @@ class Comparer {
   void compare_selection(std::int64_t e) {
     const Array ids(DType::kI32, {file_.length, file_.topk}), lengths(DType::kI32, {file_.length});
     call(index_topk, index_topk_workspace_bytes,
-         IndexTopkArgs{index_query_, index_key_, index_weights_, starts_, ends_, file_.relu, ids,
-                       lengths, {}});
+         IndexTopkArgs{index_query_,
+                       index_key_,
+                       index_weights_,
+                       starts_,
+                       ends_,
+                       file_.relu,
+                       ids,
+                       lengths,
+                       {}});
     compare_sets("index_topk", e, ids);
     const Array golden = file_.take_rows("index_scores", e, DType::kF32);
     const Array scores(dtype_, {file_.length, file_.length});
@@ -372,16 +378,26 @@ class Comparer {
     const Array output(dtype_, {q.shape[0], q.shape[1], file_.value_dim});
     const Array lse(dtype_, {q.shape[0], q.shape[1]});
     call(sparse_attention, sparse_attention_workspace_bytes,
-         SparseAttentionArgs{query_, key, value, ids_, {}, starts_, ends_, file_.softmax_scale,
-                             output, lse});
+         SparseAttentionArgs{
+             query_, key, value, ids_, {}, starts_, ends_, file_.softmax_scale, output, lse});
     const Array d_query(dtype_, {q.shape[0], q.shape[1], q.shape[2]});
     const Tensor& k = key;
     const Array d_key(dtype_, {k.shape[0], k.shape[1], k.shape[2]});
-    const Array d_value =
-        mla ? Array() : Array(dtype_, {k.shape[0], k.shape[1], file_.value_dim});
+    const Array d_value = mla ? Array() : Array(dtype_, {k.shape[0], k.shape[1], file_.value_dim});
     call(sparse_attention_backward, sparse_attention_backward_workspace_bytes,
-         SparseAttentionBackwardArgs{query_, key, value, ids_, {}, starts_, ends_,
-                                     file_.softmax_scale, output, lse, d_output, d_query, d_key,
+         SparseAttentionBackwardArgs{query_,
+                                     key,
+                                     value,
+                                     ids_,
+                                     {},
+                                     starts_,
+                                     ends_,
+                                     file_.softmax_scale,
+                                     output,
+                                     lse,
+                                     d_output,
+                                     d_query,
+                                     d_key,
                                      d_value});
     const AttentionBounds b(query_, key, mla ? k : value.view(), file_.value_dim, d_output,
                             file_.softmax_scale, static_cast<double>(ids_.view().shape[1]));
@@ -398,8 +414,8 @@ class Comparer {
     const Array output(dtype_, {q.shape[0], q.shape[1], file_.value_dim});
     Array lse(dtype_, {q.shape[0], q.shape[1]});
     call(sparse_attention, sparse_attention_workspace_bytes,
-         SparseAttentionArgs{query_, key_, {}, ids, {}, starts_, ends_, file_.softmax_scale, output,
-                             lse});
+         SparseAttentionArgs{
+             query_, key_, {}, ids, {}, starts_, ends_, file_.softmax_scale, output, lse});
     return lse;
   }
 
@@ -447,9 +463,10 @@ class Comparer {
   void compare_dense_loss(std::int64_t e) {
     const Array lse = mla_lse({});
     const LossOutputs out = loss_outputs();
-    DenseIndexLossArgs args{index_query_, index_key_, index_weights_, file_.relu, query_, key_,
-                            lse, file_.softmax_scale, starts_, ends_, d_kl_, {}, out.kl,
-                            out.d_query, out.d_key, out.d_weights};
+    DenseIndexLossArgs args{
+        index_query_, index_key_,          index_weights_, file_.relu,   query_, key_,
+        lse,          file_.softmax_scale, starts_,        ends_,        d_kl_,  {},
+        out.kl,       out.d_query,         out.d_key,      out.d_weights};
     call(dense_index_loss, dense_index_loss_workspace_bytes, args);
     compare_loss(e, "dense_loss", "dense_index_loss", out, static_cast<double>(file_.length),
                  &dense_kl_, &dense_kl_bound_);

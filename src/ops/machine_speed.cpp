@@ -23,7 +23,7 @@ namespace {
 constexpr std::int64_t kLevels[] = {64 << 10, 256 << 10, 1 << 20,  4 << 20,
                                     16 << 20, 64 << 20,  256 << 20};
 
-volatile float sink;  // keeps the loops from being optimised away
+thread_local volatile float sink;  // keeps the loops from being optimised away
 
 const SpeedLoops& best_loops() {
 #if defined(WINNOW_HAVE_AVX2)
