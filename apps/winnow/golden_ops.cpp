@@ -31,8 +31,8 @@ namespace {
 using bench::gamma;
 using bench::kUnit;
 
-// What a double computation leaves between itself and the golden float32 numbers, relative to the
-// largest element of a tensor.
+// What a double computation leaves between itself and the golden float32 numbers: the L2 norm of
+// the difference over that of the tensor. No element differs by more than this share of the norm.
 constexpr double kGoldenError = 4e-7;
 
 class GoldenFile {
@@ -282,12 +282,21 @@ class Comparer {
     const Array golden = file_.take(name, e, DType::kF32);
     bench::Worst* w = worst(operation, name);
     if (w == nullptr) return;
-    if (dtype_ == DType::kF64) bound = 0;
-    bound += kGoldenError * peak(golden);
     WINNOW_CHECK("golden", golden.elements() == actual.elements(), "{} must be {}, got {}", name,
                  shape_text(actual), shape_text(golden));
+    double difference = 0, square = 0;
     for (std::int64_t i = 0; i < golden.elements(); ++i) {
-      w->add(element(actual, i), element(golden, i), bound,
+      const double delta = element(actual, i) - element(golden, i);
+      difference += delta * delta;
+      square += element(golden, i) * element(golden, i);
+    }
+    const double own = kGoldenError * std::sqrt(square);
+    if (dtype_ == DType::kF64) {
+      w->add(std::sqrt(difference), 0, own, [&] { return fmt::format("batch {}, L2 norm", e); });
+      return;
+    }
+    for (std::int64_t i = 0; i < golden.elements(); ++i) {
+      w->add(element(actual, i), element(golden, i), bound + own,
              [&] { return fmt::format("batch {} element {}", e, i); });
     }
   }
@@ -488,10 +497,10 @@ class Comparer {
 std::vector<GoldenResult> check_golden_ops(const std::filesystem::path& path) {
   const GoldenFile file(path);
   std::vector<GoldenResult> results = Comparer(file, DType::kF64, "reference").run();
-  const Array query(DType::kF32, {1, 1, 8}), key(DType::kF32, {1, 8}), one(DType::kF32, {1, 1}),
-      bound(DType::kI32, {1});
+  const Array query(DType::kF32, {1, 1, 8}), key(DType::kF32, {1, 8}), weight(DType::kF32, {1, 1}),
+      score(DType::kF32, {1, 1}), bound(DType::kI32, {1});
   for (const Verdict& v :
-       explain(IndexScoresArgs{query, key, one, bound, bound, true, one}).verdicts) {
+       explain(IndexScoresArgs{query, key, weight, bound, bound, true, score}).verdicts) {
     for (GoldenResult& result : Comparer(file, DType::kF32, v.implementation).run())
       results.push_back(std::move(result));
   }
