@@ -101,7 +101,7 @@ TEST(Cli, InfoIsOneJsonObject) {
     EXPECT_EQ(set.at("usable"), set.at("name") == "portable");
   for (const auto& device : info.at("devices"))
     EXPECT_EQ(device.at("usable"), device.at("kind") == "cpu");
-  EXPECT_TRUE(has(winnow("info").out, "device cuda      not usable: not built"));
+  EXPECT_TRUE(has(winnow("info").out, "device cuda       not usable: not built"));
 }
 
 TEST(Cli, WhyNamesWhoRunsAndWhyOthersRefuse) {

@@ -143,7 +143,10 @@ void bench_problem(const Options& options, const MachineSpeed& machine, const st
 
 void run(const Options& options) {
   std::vector<std::string> problems = bench::split_problems(options.words);
-  for (const std::string& text : problems) Problem::parse(text);  // before anything takes time
+  for (const std::string& text : problems) {  // a mistake ends the run before it takes time
+    const Problem problem = Problem::parse(text);
+    bench::find_operation(problem.operation()).make(problem);
+  }
   const bool named = !problems.empty();
   std::vector<const bench::Operation*> operations;
   for (const std::string& name : options.operations)
