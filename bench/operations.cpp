@@ -10,6 +10,11 @@ const std::vector<Operation>& operations() {
       matmul_operation(),
       sparse_attention_operation(),
       sparse_attention_backward_operation(),
+      attention_target_operation(),
+      dense_index_loss_operation(),
+      index_loss_operation(),
+      index_scores_at_operation(),
+      index_scores_at_backward_operation(),
   };
   return all;
 }

@@ -11,5 +11,10 @@ Operation index_topk_operation();
 Operation matmul_operation();
 Operation sparse_attention_operation();
 Operation sparse_attention_backward_operation();
+Operation attention_target_operation();
+Operation dense_index_loss_operation();
+Operation index_loss_operation();
+Operation index_scores_at_operation();
+Operation index_scores_at_backward_operation();
 
 }  // namespace winnow::bench

@@ -6,15 +6,14 @@
 //   ln p     = log_softmax over the range of I[i, :], as index_scores.h defines I
 //   kl[i]    = sum_j t^ * (ln max(t^, 1e-10) - ln p)                 0 where t^ is 0
 //   g[i, j]  = (p - t^) * d_kl
-//   d_index_query, d_index_key, d_index_weights: from g as in index_scores_at_backward.h, over all
-//   j
+//   gradients from g as in index_scores_at_backward.h, over all j
 //
-// - Neither scores nor targets exist as a matrix: they are computed tile by tile. The workspace
-//   grows with rows, with keys and with the tile, never with rows * keys.
-// - `reduce_target` sees each tile of t before it is used, to sum it over tensor-parallel ranks.
-//   Tiles come in a fixed order, one at a time, from the calling thread. They depend on the shapes,
-//   the ranges and the implementation, so ranks that agree on these meet in the same tile; a tile
-//   may come twice, and may hold zeros where a row does not see a key.
+// - Scores and targets exist for a bounded run of rows at a time, never for all. The workspace
+//   grows with the keys times that run, never with rows * keys.
+// - `reduce_target` sees t of each run of rows once, before it is used, to sum it over tensor-
+//   parallel ranks. Tiles come in a fixed order, one at a time, from the calling thread. They
+//   depend on the shapes, the ranges and the implementation: ranks that agree on these meet in the
+//   same tile. Where a row does not see a key, the tile holds 0.
 // - An empty row: kl 0, no gradient. Outputs are overwritten, summed in a fixed order, no atomics.
 #pragma once
 

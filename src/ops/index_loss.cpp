@@ -10,7 +10,8 @@ namespace winnow {
 namespace {
 
 constexpr char kName[] = "index_loss";
-constexpr const Implementation<IndexLossArgs>* kList[] = {&ref::index_loss_implementation};
+constexpr const Implementation<IndexLossArgs>* kList[] = {WINNOW_CPU_IMPLEMENTATIONS(index_loss) &
+                                                          ref::index_loss_implementation};
 
 void check(const IndexLossArgs& a) {
   check_shape(kName, "attention_target", a.attention_target, {-1, -1}, "[rows, topk]");

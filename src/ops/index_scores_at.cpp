@@ -8,7 +8,8 @@ namespace winnow {
 namespace {
 
 constexpr char kName[] = "index_scores_at";
-constexpr const Implementation<IndexScoresAtArgs>* kList[] = {&ref::index_scores_at_implementation};
+constexpr const Implementation<IndexScoresAtArgs>* kList[] = {
+    WINNOW_CPU_IMPLEMENTATIONS(index_scores_at) & ref::index_scores_at_implementation};
 
 void check(const IndexScoresAtArgs& a) {
   ops::check_indexer(kName, a.index_query, a.index_key, a.index_weights, a.starts, a.ends);

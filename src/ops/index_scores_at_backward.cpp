@@ -9,7 +9,8 @@ namespace {
 
 constexpr char kName[] = "index_scores_at_backward";
 constexpr const Implementation<IndexScoresAtBackwardArgs>* kList[] = {
-    &ref::index_scores_at_backward_implementation};
+    WINNOW_CPU_IMPLEMENTATIONS(index_scores_at_backward) &
+    ref::index_scores_at_backward_implementation};
 
 void check(const IndexScoresAtBackwardArgs& a) {
   ops::check_indexer(kName, a.index_query, a.index_key, a.index_weights, a.starts, a.ends);
