@@ -71,8 +71,7 @@ struct Call {
     index_topk(args(), scratch.get(index_topk_workspace_bytes(args())));
   }
   Ids ids(std::int64_t row) const {
-    const std::int32_t* first =
-        indices.as<std::int32_t>() + row * indices.view().shape[1];
+    const std::int32_t* first = indices.as<std::int32_t>() + row * indices.view().shape[1];
     return {first, first + lengths.as<std::int32_t>()[row]};
   }
 };
@@ -104,8 +103,8 @@ TEST(IndexTopk, EqualsSelectTopkOfIndexScoresBitForBit) {
       const Array matrix(DType::kF32, {20, 5000}), indices(DType::kI32, {20, 300}),
           lengths(DType::kI32, {20}), scores(DType::kF32, {20, 300});
       Scratch scratch;
-      const IndexScoresArgs a = {call.query,  call.key, call.weights, call.starts,
-                                 call.ends,   true,     matrix};
+      const IndexScoresArgs a = {call.query, call.key, call.weights, call.starts,
+                                 call.ends,  true,     matrix};
       index_scores(a, scratch.get(index_scores_workspace_bytes(a)));
       const SelectTopkArgs b = {matrix, call.starts, call.ends, indices, lengths, scores};
       select_topk(b, scratch.get(select_topk_workspace_bytes(b)));
@@ -185,8 +184,8 @@ TEST(IndexTopk, PackedRowsStayInTheirSequence) {
     const Pin pin(name);
     call.run();
     for (std::int64_t i = 0; i < 3; ++i) {
-      EXPECT_EQ(call.ids(i).size(), std::min<std::size_t>(4, static_cast<std::size_t>(
-                                                                 ends[i] - starts[i])));
+      EXPECT_EQ(call.ids(i).size(),
+                std::min<std::size_t>(4, static_cast<std::size_t>(ends[i] - starts[i])));
       for (std::int32_t id : call.ids(i)) {
         EXPECT_GE(id, starts[i]) << name;
         EXPECT_LT(id, ends[i]) << name;
@@ -231,7 +230,8 @@ TEST(IndexTopk, AllThreeOperationsAllocateNothing) {
       select_topk(select_args, workspace);
     };
     all();  // threads start, once
-    if (explain(call.args()).verdicts.front().implementation != name) continue;  // refusals are text
+    if (explain(call.args()).verdicts.front().implementation != name)
+      continue;  // refusals are text
     allocations = 0;
     watching = true;
     all();

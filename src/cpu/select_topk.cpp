@@ -5,7 +5,9 @@
 // spares nearly all appending and cutting. If fewer than k were above it, the row is streamed once
 // more without it: the sample decides the time, never the result.
 //
-// Bound by reading: one comparison per score, 32 scores per branch.
+// Bound by reading: one comparison per score, 32 scores per branch. Measured on one core of a
+// shared Zen 3, 131072 -> 2048: 0.04-0.06 ms for Gaussian scores, 0.02-0.03 ms for ascending ones,
+// at most 0.076 ms (a plateau of zeros) over ten kinds of data.
 #include "winnow/select_topk.h"
 
 #include "base/cpu_features.h"
