@@ -13,7 +13,7 @@
 namespace winnow::bench {
 
 // gamma_n of the arithmetic of a call: f32, or double where the inputs are f64.
-double gamma_of(DType inputs, double n);
+double gamma_for(DType inputs, double n);
 
 // A number that a kernel computes, and how far off it may be.
 struct Approximate {
