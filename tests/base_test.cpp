@@ -168,6 +168,12 @@ TEST_P(Threads, WorkersNameScratchThatNobodyElseUses) {
   EXPECT_EQ(clashes, 0);
 }
 
+TEST_P(Threads, WorkersAreNoMoreThanTasks) {
+  for (int repeat = 0; repeat < 100; ++repeat) {
+    parallel_for(2, [](std::int64_t, int worker) { EXPECT_LT(worker, 2); });
+  }
+}
+
 TEST_P(Threads, AnExceptionReachesTheCallerAndTheNextLoopRuns) {
   EXPECT_THROW(parallel_for(100,
                             [](std::int64_t task, int) {

@@ -24,11 +24,11 @@ struct InstructionSet {
 std::vector<InstructionSet> instruction_sets() {
   std::vector<InstructionSet> sets;
 #if defined(WINNOW_HAVE_AVX2)
-  sets.push_back({"avx2", refuse_instruction_set("avx2")});
+  sets.push_back({"avx2", refuse_instruction_set("avx2").sentence()});
 #else
   sets.push_back({"avx2", "not built for this kind of processor"});
 #endif
-  sets.push_back({"portable", refuse_instruction_set("portable")});
+  sets.push_back({"portable", refuse_instruction_set("portable").sentence()});
   return sets;
 }
 

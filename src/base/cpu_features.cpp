@@ -53,13 +53,13 @@ const CpuFeatures& cpu_features() {
   return features;
 }
 
-std::string refuse_instruction_set(const std::string& level) {
+Refusal refuse_instruction_set(std::string_view level) {
   static const std::string limit = limit_from_environment();
   if (level == "avx2") {
     if (!cpu_features().avx2) return "this processor lacks AVX2, FMA, F16C or BMI2";
     if (limit == "portable") return "WINNOW_CPU=portable allows portable code only";
   }
-  return "";
+  return {};
 }
 
 }  // namespace winnow

@@ -2,7 +2,10 @@
 #pragma once
 
 #include <string>
+#include <string_view>
 #include <vector>
+
+#include "base/refusal.h"
 
 namespace winnow {
 
@@ -17,7 +20,7 @@ struct CpuFeatures {
 const CpuFeatures& cpu_features();
 
 // WINNOW_CPU=portable|avx2 limits the instruction sets that implementations may use. Returns why
-// `level` must not run here ("" if it may).
-std::string refuse_instruction_set(const std::string& level);
+// `level` must not run here.
+Refusal refuse_instruction_set(std::string_view level);
 
 }  // namespace winnow

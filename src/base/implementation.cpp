@@ -87,8 +87,6 @@ std::string last_implementation(std::string_view operation) {
   return "";
 }
 
-std::string refusal_text(const char* sentence) { return sentence; }
-
 std::string detail::refuse_by_user(std::string_view operation, std::string_view implementation) {
   Choices& c = choices();
   const std::shared_lock lock(c.mutex);

@@ -12,14 +12,15 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/refusal.h"
 #include "winnow/implementations.h"
 
 namespace winnow {
 
 template <class Args>
 struct Implementation {
-  const char* name;                    // "cpu.avx2"
-  std::string (*refuse)(const Args&);  // "" accepts; otherwise a sentence without a full stop
+  const char* name;  // "cpu.avx2"
+  Refusal (*refuse)(const Args&);
   std::int64_t (*workspace_bytes)(const Args&);  // exact need of run; pointers may be null here
   void (*run)(const Args&,
               Workspace workspace);  // arguments are checked, workspace is large enough
@@ -27,7 +28,6 @@ struct Implementation {
 
 // The sentence as a string. Kernels call this: a string built in their own files would leave there
 // the code of std::string compiled for their instruction set, which the linker might use elsewhere.
-std::string refusal_text(const char* sentence);
 
 namespace detail {
 // Refusal by pin, prohibition or environment; "" if there is none.
@@ -41,7 +41,7 @@ Explanation explain_call(const char* operation, const Implementation<Args>* cons
   Explanation explanation{operation, {}};
   for (const Implementation<Args>* candidate : list) {
     std::string refusal = detail::refuse_by_user(operation, candidate->name);
-    if (refusal.empty()) refusal = candidate->refuse(args);
+    if (refusal.empty()) refusal = candidate->refuse(args).sentence();
     explanation.verdicts.push_back({candidate->name, std::move(refusal)});
   }
   return explanation;

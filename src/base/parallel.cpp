@@ -79,7 +79,7 @@ class Pool {
       if (stop_) return;
       seen = generation_;
       lock.unlock();
-      work(worker);
+      if (worker < tasks_) work(worker);  // worker numbers stay below the number of tasks
       lock.lock();
       if (--busy_ == 0) done_.notify_one();
     }

@@ -17,9 +17,9 @@ using TaskFunction = void (*)(void* context, std::int64_t task, int worker);
 void run_tasks(std::int64_t tasks, TaskFunction function, void* context);
 }  // namespace detail
 
-// body(task, worker) for every task in [0, tasks); worker in [0, num_threads()) names a scratch
-// slot that no other running task uses. An exception thrown by a task is rethrown here (one of
-// them).
+// body(task, worker) for every task in [0, tasks); worker in [0, min(tasks, num_threads())) names a
+// scratch slot that no other running task uses. An exception thrown by a task is rethrown here (one
+// of them).
 template <class Body>
 void parallel_for(std::int64_t tasks, Body&& body) {
   using Plain = std::remove_cv_t<std::remove_reference_t<Body>>;

@@ -35,12 +35,12 @@ struct Worker {
   }
 };
 
-std::string refuse(const AttentionTargetArgs& a) {
-  std::string refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
+Refusal refuse(const AttentionTargetArgs& a) {
+  Refusal refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
   if (!refusal.empty()) return refusal;
-  if (a.query.dtype == DType::kF64) return refusal_text("f64 is left to the reference");
+  if (a.query.dtype == DType::kF64) return "f64 is left to the reference";
   if (!has_unit_stride(a.query) || !has_unit_stride(a.key)) {
-    return refusal_text("query and key must have stride 1 on their last axis");
+    return "query and key must have stride 1 on their last axis";
   }
   return refusal;
 }

@@ -115,14 +115,14 @@ std::int64_t worker_bytes(const Plan& plan) {
   return carve.used();
 }
 
-std::string refuse(const DenseIndexLossArgs& a) {
-  std::string refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
+Refusal refuse(const DenseIndexLossArgs& a) {
+  Refusal refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
   if (!refusal.empty()) return refusal;
-  if (a.index_query.dtype == DType::kF64) return refusal_text("f64 is left to the reference");
+  if (a.index_query.dtype == DType::kF64) return "f64 is left to the reference";
   if (!has_unit_stride(a.index_query) || !has_unit_stride(a.index_key) ||
       !has_unit_stride(a.query) || !has_unit_stride(a.key) || !has_unit_stride(a.d_index_query) ||
       !has_unit_stride(a.d_index_key)) {
-    return refusal_text("queries, keys and their gradients must have stride 1 on their last axis");
+    return "queries, keys and their gradients must have stride 1 on their last axis";
   }
   return refusal;
 }

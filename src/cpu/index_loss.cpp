@@ -26,10 +26,10 @@ struct Worker {
         id(carve.take<std::int32_t>(topk)) {}
 };
 
-std::string refuse(const IndexLossArgs& a) {
-  std::string refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
+Refusal refuse(const IndexLossArgs& a) {
+  Refusal refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
   if (refusal.empty() && a.attention_target.dtype == DType::kF64) {
-    refusal = refusal_text("f64 is left to the reference");
+    refusal = "f64 is left to the reference";
   }
   return refusal;
 }

@@ -19,11 +19,11 @@ ScorerInputs inputs(const IndexScoresArgs& a) {
 }
 ScorerPlan plan_of(const IndexScoresArgs& a) { return {inputs(a), ScorerPlan::kMaxRows}; }
 
-std::string refuse(const IndexScoresArgs& a) {
-  std::string refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
-  if (refusal.empty()) refusal = refusal_text(refuse_scorer(inputs(a)));
+Refusal refuse(const IndexScoresArgs& a) {
+  Refusal refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
+  if (refusal.empty()) refusal = refuse_scorer(inputs(a));
   if (refusal.empty() && !has_unit_stride(a.index_scores)) {
-    refusal = refusal_text("index_scores must have stride 1 on its last axis");
+    refusal = "index_scores must have stride 1 on its last axis";
   }
   return refusal;
 }

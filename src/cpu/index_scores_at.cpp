@@ -30,11 +30,11 @@ struct Worker {
   }
 };
 
-std::string refuse(const IndexScoresAtArgs& a) {
-  std::string refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
+Refusal refuse(const IndexScoresAtArgs& a) {
+  Refusal refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
   if (refusal.empty()) {
-    refusal = refusal_text(
-        refuse_scorer({a.index_query, a.index_key, a.index_weights, a.starts, a.ends, a.relu}));
+    refusal =
+        refuse_scorer({a.index_query, a.index_key, a.index_weights, a.starts, a.ends, a.relu});
   }
   return refusal;
 }

@@ -25,11 +25,11 @@ ScorerInputs inputs(const IndexTopkArgs& a) {
   return {a.index_query, a.index_key, a.index_weights, a.starts, a.ends, a.relu};
 }
 
-std::string refuse(const IndexTopkArgs& a) {
-  std::string refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
-  if (refusal.empty()) refusal = refusal_text(refuse_scorer(inputs(a)));
+Refusal refuse(const IndexTopkArgs& a) {
+  Refusal refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
+  if (refusal.empty()) refusal = refuse_scorer(inputs(a));
   if (refusal.empty() && !(has_unit_stride(a.topk_indices) && has_unit_stride(a.topk_scores))) {
-    refusal = refusal_text("topk_indices and topk_scores must have stride 1 on their last axis");
+    refusal = "topk_indices and topk_scores must have stride 1 on their last axis";
   }
   return refusal;
 }

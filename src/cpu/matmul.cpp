@@ -420,8 +420,8 @@ std::int64_t workspace_bytes(const MatmulArgs& args) {
 
 bool unit_stride(const Tensor& t, int axis) { return t.shape[axis] <= 1 || t.strides[axis] == 1; }
 
-std::string refuse(const MatmulArgs& args) {
-  if (std::string why = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA)); !why.empty()) return why;
+Refusal refuse(const MatmulArgs& args) {
+  if (Refusal why = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA)); !why.empty()) return why;
   for (const Tensor& t : {args.a, args.b, args.c}) {
     if (t.shape[0] > kMostRows || t.shape[1] > kMostRows) return "an axis is longer than 2^30";
   }

@@ -23,14 +23,13 @@ constexpr std::int64_t kPieces = 256, kPiece = 16;  // the sample: pieces of con
 constexpr std::int64_t kSample = kPieces * kPiece;
 constexpr std::int32_t kMaxId = 2147483647;
 
-std::string refuse(const SelectTopkArgs& a) {
-  std::string refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
+Refusal refuse(const SelectTopkArgs& a) {
+  Refusal refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
   if (!refusal.empty()) return refusal;
-  if (a.scores.dtype == DType::kF64) return refusal_text("f64 is left to the reference");
+  if (a.scores.dtype == DType::kF64) return "f64 is left to the reference";
   if (!has_unit_stride(a.scores) || !has_unit_stride(a.topk_indices) ||
       !has_unit_stride(a.topk_scores)) {
-    return refusal_text(
-        "scores, topk_indices and topk_scores must have stride 1 on their last axis");
+    return "scores, topk_indices and topk_scores must have stride 1 on their last axis";
   }
   return refusal;
 }

@@ -174,8 +174,8 @@ void run_typed(const SparseAttentionArgs& a, Workspace workspace) {
                });
 }
 
-std::string refuse(const SparseAttentionArgs& a) {
-  if (std::string why = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA)); !why.empty()) return why;
+Refusal refuse(const SparseAttentionArgs& a) {
+  if (Refusal why = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA)); !why.empty()) return why;
   return refuse_layout(a.query, {a.query, a.key, a.value, a.output});
 }
 

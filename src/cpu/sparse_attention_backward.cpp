@@ -293,8 +293,8 @@ void run_typed(const Args& a, Workspace workspace) {
   }
 }
 
-std::string refuse(const Args& a) {
-  if (std::string why = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA)); !why.empty()) return why;
+Refusal refuse(const Args& a) {
+  if (Refusal why = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA)); !why.empty()) return why;
   return refuse_layout(a.query,
                        {a.query, a.key, a.value, a.d_output, a.d_query, a.d_key, a.d_value});
 }

@@ -34,7 +34,7 @@ void multiply_rows(const MatmulArgs& args, std::int64_t i) {
 }
 
 const Implementation<MatmulArgs> reference = {
-    "reference", [](const MatmulArgs&) { return std::string(); },
+    "reference", [](const MatmulArgs&) { return Refusal(); },
     [](const MatmulArgs&) { return std::int64_t{0}; },
     [](const MatmulArgs& args, Workspace) {
       with_real(args.a.dtype, [&]<class T>(T) {

@@ -19,7 +19,7 @@
 namespace winnow::ref {
 
 template <class Args>
-std::string accept(const Args&) {
+Refusal accept(const Args&) {
   return "";
 }
 template <class Args>
