@@ -16,15 +16,12 @@ struct Args {
 
 const char* ran = "";
 
-const Implementation<Args> fast = {"fast",
-                                   [](const Args& a) -> std::string {
-                                     return a.size % 8 != 0 ? "size must be a multiple of 8" : "";
-                                   },
-                                   [](const Args&) -> std::int64_t { return 64; },
-                                   [](const Args&, Workspace) { ran = "fast"; }};
+const Implementation<Args> fast = {
+    "fast",
+    [](const Args& a) -> Refusal { return a.size % 8 != 0 ? "size must be a multiple of 8" : ""; },
+    [](const Args&) -> std::int64_t { return 64; }, [](const Args&, Workspace) { ran = "fast"; }};
 const Implementation<Args> plain = {
-    "plain",
-    [](const Args& a) -> std::string { return a.size < 0 ? "size must not be negative" : ""; },
+    "plain", [](const Args& a) -> Refusal { return a.size < 0 ? "size must not be negative" : ""; },
     [](const Args&) -> std::int64_t { return 0; }, [](const Args&, Workspace) { ran = "plain"; }};
 const Implementation<Args>* const list[] = {&fast, &plain};
 

@@ -1,5 +1,5 @@
-// Why an implementation does not run: a sentence without a full stop, or none. It refers to fixed text,
-// so that asking allocates nothing.
+// Why an implementation does not run: a sentence without a full stop, or none. It refers to fixed
+// text, so that asking allocates nothing.
 #pragma once
 
 namespace winnow {
@@ -7,7 +7,8 @@ namespace winnow {
 class Refusal {
  public:
   constexpr Refusal() = default;
-  constexpr Refusal(const char* sentence) : sentence_(sentence) {}  // NOLINT: a refusal is its sentence
+  constexpr Refusal(const char* sentence)
+      : sentence_(sentence) {}  // NOLINT: a refusal is its sentence
   constexpr bool empty() const { return *sentence_ == '\0'; }
   constexpr const char* sentence() const { return sentence_; }
 
