@@ -127,6 +127,16 @@ TEST(TrainConfig, TheDifferenceThatMattersIsNamed) {
   EXPECT_EQ(difference([](json& j) { j["checkpoint_every"] = 5; }), "");
 }
 
+// What the demo promises (README).
+TEST(TrainConfig, TheDemoIsWhatItSays) {
+  const TrainConfig c = read_train_config_file(WINNOW_SOURCE_DIR "/examples/demo.json");
+  EXPECT_GE(c.data.context, 1024);
+  EXPECT_LE(8 * c.model.attention.indexer.topk, c.data.context);
+  EXPECT_GE(c.model.attention.indexer.index_heads, 16);
+  EXPECT_GE(model::parameter_count(c.model), 1'000'000);
+  EXPECT_LE(model::parameter_count(c.model), 2'000'000);
+}
+
 class TrainConfigFile : public FolderTest {};
 
 TEST_F(TrainConfigFile, ErrorsNameTheFile) {
