@@ -37,6 +37,7 @@ class Case {
   // Compares what the last run left with the reference, elements that must not be written included.
   virtual std::vector<Comparison> compare() = 0;
   virtual Cost cost() const = 0;
+  virtual std::int64_t tokens() const { return 0; }  // of a training step; else 0
 };
 
 struct Operation {

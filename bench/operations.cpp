@@ -15,6 +15,7 @@ const std::vector<Operation>& operations() {
       index_loss_operation(),
       index_scores_at_operation(),
       index_scores_at_backward_operation(),
+      training_step_operation(),
   };
   return all;
 }

@@ -1,4 +1,4 @@
-// The operations that have problems; one file of bench/ each.
+// The operations that have problems, and the training step; one file of bench/ each.
 #pragma once
 
 #include "bench/case.h"
@@ -16,5 +16,6 @@ Operation dense_index_loss_operation();
 Operation index_loss_operation();
 Operation index_scores_at_operation();
 Operation index_scores_at_backward_operation();
+Operation training_step_operation();
 
 }  // namespace winnow::bench

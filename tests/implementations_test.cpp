@@ -151,9 +151,11 @@ TEST_F(Implementations, APinOfAScopeGivesTheUsersPinBack) {
   EXPECT_EQ(run(16), "plain");
 }
 
-// Every operation's list ends in the reference, and the reference accepts f64.
+// Every operation's list ends in the reference, and the reference accepts f64. A training step has
+// no list of its own.
 TEST_F(Implementations, EveryListEndsInTheReference) {
   for (const bench::Operation& operation : bench::operations()) {
+    if (operation.name == std::string("training_step")) continue;
     const Explanation e =
         operation.make(bench::Problem::parse(operation.check_problems.at(0)))->explain();
     EXPECT_EQ(e.operation, operation.name);

@@ -64,6 +64,8 @@ std::string size_text(double bytes) {
   return fmt::format("{:.{}f} {}", bytes, unit > 0 && bytes < 10 ? 1 : 0, units[unit]);
 }
 
+constexpr std::size_t kProblemWidth = 62;  // a longer problem gets a line of its own
+
 void print_machine(const MachineSpeed& machine) {
   fmt::print("machine, {} thread{}, measured now:\n", machine.threads,
              machine.threads == 1 ? "" : "s");
@@ -72,8 +74,8 @@ void print_machine(const MachineSpeed& machine) {
     fmt::print("  {:>8} working set  read {:.1f} GB/s, write {:.1f} GB/s\n",
                size_text(static_cast<double>(level.bytes)), level.read / 1e9, level.write / 1e9);
   }
-  fmt::print("\n{:<62} {:<14}{:>10}{:>9}{:>8}{:>7}{:>11}\n", "problem", "implementation", "ms",
-             "GFLOP/s", "GB/s", "floor", "workspace");
+  fmt::print("\n{:<{}} {:<14}{:>10}{:>9}{:>8}{:>7}{:>11}\n", "problem", kProblemWidth,
+             "implementation", "ms", "GFLOP/s", "GB/s", "floor", "workspace");
 }
 
 void report(const Options& options, const MachineSpeed& machine, const std::string& text,
@@ -84,12 +86,19 @@ void report(const Options& options, const MachineSpeed& machine, const std::stri
   const double gflops = cost.flops / timing.median_ms / 1e6;
   const double gbytes = cost.bytes / timing.median_ms / 1e6;
   const double share = floor_ms / timing.median_ms;
+  const double tokens_per_second = 1e3 * static_cast<double>(c.tokens()) / timing.median_ms;
   if (!options.json) {
-    fmt::print("{:<62} {:<14}{:>10.3f}{:>9.1f}{:>8.1f}{:>6.0f}%{:>11}\n", text, implementation,
-               timing.median_ms, gflops, gbytes, 100 * share,
+    std::string label = text;
+    if (c.tokens() > 0) label += fmt::format(": {:.0f} tokens/s", tokens_per_second);
+    if (label.size() > kProblemWidth) {
+      fmt::print("{}\n", label);
+      label.clear();
+    }
+    fmt::print("{:<{}} {:<14}{:>10.3f}{:>9.1f}{:>8.1f}{:>6.0f}%{:>11}\n", label, kProblemWidth,
+               implementation, timing.median_ms, gflops, gbytes, 100 * share,
                size_text(static_cast<double>(c.workspace_bytes())));
   } else {
-    const nlohmann::ordered_json line = {
+    nlohmann::ordered_json line = {
         {"operation", problem.operation()},
         {"problem", text},
         {"implementation", implementation},
@@ -110,6 +119,7 @@ void report(const Options& options, const MachineSpeed& machine, const std::stri
           {"gflops", machine.flops / 1e9},
           {"memory_read_gbytes_per_second", machine.levels.back().read / 1e9},
           {"memory_write_gbytes_per_second", machine.levels.back().write / 1e9}}}};
+    if (c.tokens() > 0) line["tokens_per_second"] = tokens_per_second;
     fmt::print("{}\n", line.dump());
   }
   std::fflush(stdout);
@@ -188,6 +198,7 @@ void add_bench(CLI::App& app) {
 multiply-add; inputs and outputs once), not what the kernel does. floor is the least time this
 machine needs, over ms: the larger of FLOPs / multiply-add rate and bytes / bandwidth, both
 measured at the start with the same threads; bandwidth at a working set of the problem's size.
+A problem too long for its column stands above its figures; a training step's also says tokens/s.
 
 Examples:
   winnow bench

@@ -133,7 +133,7 @@ void add_check(CLI::App& app) {
                    "layouts.json are named as skipped")
       ->type_name("DIR");
   command->footer(
-      R"(Every implementation that accepts a problem runs it with 1 and with 3 threads (the bits must
+      R"(Every implementation that accepts a problem runs it with 1 and with 17 threads (the bits must
 agree), into poisoned outputs between guard pages, and is compared with the double-precision
 reference. "worst error / bound" is the largest difference over the bound that is derived for
 that element: up to 1 is well. Selections, and memory that must not be written, must be equal.
