@@ -204,5 +204,19 @@ TEST(Generate, RefusesBadOptions) {
   refused([](auto&, auto& options) { options.mode = AttentionMode::kWarmup; });
 }
 
+TEST(Generate, RefusesAModelWithWeightsThatAreNotFinite) {
+  const ModelConfig config = tiny_model(tiny_mla());
+  Transformer model = make(config);
+  model.parameters().find("model.norm.weight")->value.as<float>()[0] = std::nanf("");
+  const std::vector<std::int32_t> prompt = {2, 7};
+  GenerateOptions options;
+  options.max_tokens = 2;
+  for (const double temperature : {0.0, 1.0}) {
+    options.temperature = temperature;
+    options.top_p = 0.5;
+    EXPECT_THROW(generate(model, prompt, options), Error);
+  }
+}
+
 }  // namespace
 }  // namespace winnow::model

@@ -110,6 +110,37 @@ TEST(IndexScoresAtBackward, ARowDoesNotDependOnTheOthers) {
   });
 }
 
+// Two slots with one id: what both give arrives at the key, also within one register tile.
+TEST(IndexScoresAtBackward, AnIdThatStandsTwiceCountsTwice) {
+  const std::int64_t keys = 40, heads = 3, dim = 24, topk = 21;
+  Indexer x(DType::kF32, 1, keys, heads, dim, topk, "full", "ascending");
+  for (std::int64_t s = 0; s < topk; ++s) {
+    x.ids.as<std::int32_t>()[s] = static_cast<std::int32_t>(s % 3 == 0 ? 7 : s);
+  }
+  const Array d_scores(DType::kF32, {1, topk}), dq(DType::kF32, {1, heads, dim}),
+      dk(DType::kF32, {keys, dim}), dw(DType::kF32, {1, heads});
+  bench::Random random(9);
+  bench::fill_gauss(d_scores, random);
+  const IndexScoresAtBackwardArgs a{x.query, x.key,    x.weights, x.ids, x.starts, x.ends,
+                                    true,    d_scores, dq,        dk,    dw};
+  std::vector<float> expected;  // of the implementation that runs, one slot at a time
+  for_each_implementation(a, [&](const std::string&) {
+    expected.assign(dim, 0);
+    for (std::int64_t s = 0; s < topk; ++s) {
+      IndexScoresAtBackwardArgs one = a;
+      one.topk_indices = x.ids.view().channels(s, 1);
+      one.d_scores = d_scores.view().channels(s, 1);
+      index_scores_at_backward(one, x.scratch.get(index_scores_at_backward_workspace_bytes(one)));
+      for (std::int64_t d = 0; d < dim; ++d) expected[d] += dk.as<float>()[7 * dim + d];
+    }
+    index_scores_at_backward(a, x.scratch.get(index_scores_at_backward_workspace_bytes(a)));
+    for (std::int64_t d = 0; d < dim; ++d) {
+      EXPECT_NEAR(dk.as<float>()[7 * dim + d], expected[d], 1e-5 * (1 + std::abs(expected[d])))
+          << d;
+    }
+  });
+}
+
 TEST(IndexScoresAt, RefusesWrongArgumentsByName) {
   Indexer x(DType::kF32, 3, 10, 2, 4, 5, "full", "ascending");
   auto message = [&](auto&& change) {
@@ -124,6 +155,10 @@ TEST(IndexScoresAt, RefusesWrongArgumentsByName) {
             "[index_scores_at] topk_indices must be [rows, topk] = [3, any], got i32 [4, 5]");
   EXPECT_EQ(message([&](IndexScoresAtArgs& a) { a.topk_scores = x.weights; }),
             "[index_scores_at] topk_scores must be [rows, topk] = [3, 5], got f32 [3, 2]");
+  EXPECT_EQ(message([&](IndexScoresAtArgs& a) { a.topk_scores.strides[0] = 0; }),
+            "[index_scores_at] topk_scores must not overlap itself, got stride 0 on axis 0");
+  EXPECT_EQ(message([&](IndexScoresAtArgs& a) { a.index_key.device.kind = Device::Kind::kCuda; }),
+            "[index_scores_at] index_key must lie in CPU memory, got device cuda:0");
 }
 
 }  // namespace

@@ -72,6 +72,13 @@ TEST(Layout, EmptySequencesKeepTheOthersInStep) {
   EXPECT_EQ(packed_ranges(all_empty, 0).rows(), 0);
 }
 
+// Refused before a row of the long sequence is made.
+TEST(Layout, FallingSequencesAreRefused) {
+  const Ids falling{0, 2147483647, 0};
+  EXPECT_THROW(packed_ranges(falling, 0), Error);
+  EXPECT_THROW(batched_ranges(std::int64_t{1} << 40, 0), Error);
+}
+
 TEST(Layout, PaddingRowsAreEmpty) {
   const Ids cu_seqlens{0, 3};
   const RowRanges r = packed_ranges(cu_seqlens, 5);

@@ -252,6 +252,7 @@ TEST(SparseAttention, Errors) {
   EXPECT_EQ(error([](auto& a) {
               a.value = {};
               a.output.shape[2] = 9;
+              a.output.strides = {36, 9, 1};
             }),
             "[sparse_attention] without a value, dim_v must be at most dim_qk, got 9 and 8");
   EXPECT_EQ(error([](auto& a) { a.value.shape[1] = 1; }),

@@ -2,9 +2,9 @@
 //
 //   I[i, j] = sum_h index_weights[i, h] * relu(index_query[i, h, :] . index_key[j, :])
 //
-// - Row i sees the keys [start, end): [starts[i], ends[i]) clamped to the key space. Column t of
-// the row
-//   is key start + t; an empty range writes nothing.
+// - Row i sees the keys [start, end), which is [starts[i], ends[i]) clamped to the key space.
+// - Column t of the row is key start + t.
+// - An empty range writes nothing.
 // - Columns past the row's range keep what they held; scores past the width are dropped.
 // - Products and both sums are accumulated in f32 (f64 for f64 inputs), in one fixed order: a score
 //   depends on its query row, its key and nothing else. NaN stays NaN.

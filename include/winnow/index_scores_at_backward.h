@@ -8,7 +8,7 @@
 //   d_index_key[j, :]      = sum_h d_scores[i, s] * index_weights[i, h] * gate(u[h, s])
 //                            * index_query[i, h, :], over every (i, s) with id_s = j
 //
-// - Slots whose id lies outside [starts[i], ends[i]) take no part.
+// - Ids outside [starts[i], ends[i]) take no part; an id that stands twice counts twice.
 // - Outputs are overwritten. Each row of d_index_key has one owner, which adds in ascending order
 //   of the query rows: no atomics, bitwise equal for every thread count.
 #pragma once

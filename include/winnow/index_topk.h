@@ -1,9 +1,9 @@
 // index_topk: scoring and exact selection in one pass; the score matrix never exists.
 //
 // - Equals select_topk(index_scores(...)) of the same implementation, bit for bit, ids and scores.
-// - Keys stream by once; each row keeps its best candidates so far. Extra memory is the workspace,
-// which
-//   does not grow with the number of keys.
+// - Keys stream by once; each row keeps its best candidates so far.
+// - Extra memory is the workspace alone,
+//   which does not grow with the number of keys.
 // - Row ranges, order of ids, ties, NaN and -inf: as in select_topk.h.
 #pragma once
 

@@ -1,22 +1,22 @@
 // sparse_attention: attention of every query row over its selected keys.
 //
-//   p[h, s] = softmax over the valid slots s of softmax_scale * query[i, h, :] . key[id_s, h /
-//   group, :] output[i, h, :] = sum_s p[h, s] * value[id_s, h / group, :]          group = heads /
-//   kv_heads
+//   z[h, s]         = softmax_scale * query[i, h, :] . key[id_s, h / group, :]
+//   p[h, s]         = softmax of z[h, :] over the valid slots s         group = heads / kv_heads
+//   output[i, h, :] = sum_s p[h, s] * value[id_s, h / group, :]
 //
 // - MLA: key is the latent, [keys, 1, 512 + 64]; leave `value` out, and the value is the first
-// dim_v
-//   channels of the key. GQA and MHA: a separate value.
-// - A slot counts if its id lies in [starts[i], ends[i]) (clamped to the key space) and it stands
-// before
-//   topk_lengths[i]. Any other id, not only -1, is ignored wherever it stands: never dereferenced.
+//   dim_v channels of the key.
+// - GQA and MHA: a separate value.
+// - A slot counts if its id lies in [starts[i], ends[i]) (clamped to the key space)
+//   and it stands before topk_lengths[i].
+//   Any other id, not only -1, is ignored wherever it stands: never dereferenced.
 //   Ids are distinct by contract; an id that stands twice counts twice.
-// - Leave `topk_indices` out for dense attention: every key of the row's range, in ascending order.
-// The
-//   result is bit for bit that of the same ids given as a list.
+// - Leave `topk_indices` out for dense attention:
+//   every key of the row's range, in ascending order.
+//   The result is bit for bit that of the same ids given as a list.
 // - A row without a valid slot: output 0, lse -inf.
-// - lse is the natural logarithm of the sum of exp of the scaled logits. Softmax in f32 (f64 with
-// f64).
+// - lse is the natural logarithm of the sum of exp of the scaled logits: ln sum_s exp(z[h, s]).
+// - Softmax in f32 (f64 with f64).
 // - A row's result depends on its own query and list only, for any thread count and batch.
 #pragma once
 

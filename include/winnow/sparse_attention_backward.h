@@ -3,14 +3,14 @@
 //   dp[h, s] = d_output[i, h, :] . value[id_s]        delta[h] = sum_s p[h, s] * dp[h, s]
 //   dz[h, s] = p[h, s] * (dp[h, s] - delta[h])        p is recomputed from lse
 //   d_query[i, h, :] = softmax_scale * sum_s dz[h, s] * key[id_s]
-//   d_key[j, :]     += softmax_scale * sum_h dz[h, s] * query[i, h, :]   for every (i, s) with id_s
-//   = j d_value[j, :]   += sum_h p[h, s] * d_output[i, h, :]
+//   d_key[j, :]      = softmax_scale * sum dz[h, s] * query[i, h, :]   } over every (i, h, s)
+//   d_value[j, :]    = sum p[h, s] * d_output[i, h, :]                 } with id_s = j
 //
 // - Without a separate value (MLA) the value part is added to the first dim_v channels of d_key.
 // - Which slots count: as in sparse_attention.h. Rows without one give and get gradient 0.
 // - Every row of d_key and d_value has one owner, which adds the contributions in ascending order
-// of the
-//   query rows: no atomics, bitwise equal from run to run and for every thread count.
+//   of the query rows:
+//   no atomics, bitwise equal from run to run and for every thread count.
 // - Outputs are overwritten, not added to. The gradient never flows through the indices.
 #pragma once
 

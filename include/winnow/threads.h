@@ -6,7 +6,7 @@ namespace winnow {
 // Default: WINNOW_NUM_THREADS, else the CPUs this process may run on.
 int num_threads();
 
-// Takes effect at the next operation. Workspace sizes depend on it: ask again after a change.
+// For the next operation; not while one runs. Workspace sizes depend on it: ask again after it.
 void set_num_threads(int threads);
 
 }  // namespace winnow

@@ -16,10 +16,6 @@ Tensor head(const Tensor& t, std::int64_t h) {
   return view;
 }
 
-Tensor split_heads(const Tensor& t, std::int64_t heads) {
-  return t.reshape({t.shape[0], heads, t.shape[1] / heads});
-}
-
 Tensor join_heads(const Tensor& t) { return t.reshape({t.shape[0], t.shape[1] * t.shape[2]}); }
 
 Tensor as_one_head(const Tensor& t) {

@@ -7,8 +7,6 @@ namespace winnow::attention {
 
 // [rows, dim] of head h of t [rows, heads, dim].
 Tensor head(const Tensor& t, std::int64_t h);
-// [rows, heads, dim] of a contiguous [rows, heads * dim].
-Tensor split_heads(const Tensor& t, std::int64_t heads);
 // [rows, heads * dim] of a contiguous [rows, heads, dim].
 Tensor join_heads(const Tensor& t);
 // [rows, 1, dim] of [rows, dim], which may be a view of some channels of a wider matrix.

@@ -33,6 +33,10 @@ std::string shape_text(const Tensor& t) {
 
 void check_shape(std::string_view operation, const char* name, const Tensor& t,
                  std::initializer_list<std::int64_t> shape, const char* layout) {
+  if (t.device.kind != Device::Kind::kCpu) {
+    fail(Status::kUnsupported, operation, "{} must lie in CPU memory, got device cuda:{}", name,
+         t.device.index);
+  }
   bool ok = t.rank == static_cast<int>(shape.size());
   int axis = 0;
   for (std::int64_t extent : shape) {

@@ -36,7 +36,7 @@ void check_dtype(std::string_view operation, const char* name, const Tensor& t,
                  std::initializer_list<DType> allowed);
 // Checks that the last axis has stride 1 (or at most one element).
 void check_unit_stride(std::string_view operation, const char* name, const Tensor& t);
-// Checks that [data, data + bytes) of an output shares no byte with an input.
+// Checks that the bytes from an output's first element to its last are none of the other tensor's.
 void check_no_overlap(std::string_view operation, const char* name, const Tensor& output,
                       const char* other_name, const Tensor& other);
 

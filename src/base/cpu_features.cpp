@@ -19,8 +19,10 @@ CpuFeatures detect() {
 #endif
   std::ifstream info("/proc/cpuinfo");
   for (std::string line; std::getline(info, line);) {
-    if (f.model.empty() && line.rfind("model name", 0) == 0)
-      f.model = line.substr(line.find(':') + 2);
+    if (const std::size_t colon = line.find(": ");
+        f.model.empty() && line.rfind("model name", 0) == 0 && colon != std::string::npos) {
+      f.model = line.substr(colon + 2);
+    }
     if (line.rfind("flags", 0) == 0) {
       f.amx_bf16 = f.avx512_bf16 && line.find(" amx_bf16") != std::string::npos;
       f.avx2 = f.avx2 && line.find(" f16c") != std::string::npos;

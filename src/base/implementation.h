@@ -26,8 +26,8 @@ struct Implementation {
               Workspace workspace);  // arguments are checked, workspace is large enough
 };
 
-// The sentence as a string. Kernels call this: a string built in their own files would leave there
-// the code of std::string compiled for their instruction set, which the linker might use elsewhere.
+// What the templates below have in common. It allocates only where a pin or a prohibition is in
+// force.
 
 namespace detail {
 // Refusal by pin, prohibition or environment; "" if there is none.

@@ -55,8 +55,8 @@ inline F16 to_f16(float x) {
 template <class T>
 inline T from_double(double x) {
   if constexpr (sizeof(T) == 8) return x;
-  // Through float: double rounding can differ from a direct rounding by one unit of the 16-bit
-  // type.
+  // Through float: two roundings, which can differ from a single one by one unit of the
+  // 16-bit type.
   else if constexpr (sizeof(T) == 4)
     return static_cast<float>(x);
   else if constexpr (std::is_same_v<T, F16>)
@@ -97,8 +97,8 @@ struct DTypeOf<std::int64_t> {
   static constexpr DType value = DType::kI64;
 };
 
-// Calls f with a value of the C++ type of a floating dtype: with_float(t.dtype, [&]<class T>(T)
-// {...}).
+// Calls f with a value of the C++ type of a floating dtype:
+// with_float(t.dtype, [&]<class T>(T) {...}).
 template <class F>
 decltype(auto) with_float(DType dtype, F&& f) {
   switch (dtype) {

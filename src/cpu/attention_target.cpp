@@ -5,9 +5,9 @@
 //   tiles of its key head run against; exp of the accumulators is added up in two registers.
 // Order: dot = one FMA chain over channels ascending from +0; x = fma(dot, scale, -lse); target =
 //   additions over heads ascending from +0.
-// Bound by the FMA units: 2 * heads * dim_qk FLOPs per slot; a gathered panel costs as much as
-// about
-//   8 heads, an exponential as much as about 20 channels of a head.
+// Bound by the FMA units: 2 * heads * dim_qk FLOPs per slot;
+//   a gathered panel costs as much as about 8 heads,
+//   an exponential as much as about 20 channels of a head.
 #include "winnow/attention_target.h"
 
 #include "base/cpu_features.h"

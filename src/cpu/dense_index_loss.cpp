@@ -3,20 +3,20 @@
 // Algorithm: runs of 8 to 64 rows. For one run at a time, t and the scores of every key that a row
 // of the run can see are held as [run rows, keys]; every other product is recomputed where it is
 // used.
-//   1, tasks are blocks of 64 keys: their panels are packed once for all rows of the run; tiles of
-//   6
-//      (row, head) pairs run against an attention panel, exp of the accumulators is added to t; the
-//      scorer's score_panel gives the scores.
+//   1, tasks are blocks of 64 keys: their panels are packed once for all rows of the run;
+//      tiles of 6 (row, head) pairs run against an attention panel, exp of the accumulators is
+//      added to t;
+//      the scorer's score_panel gives the scores.
 //   2, reduce_target sees t of the run as one tile, from the calling thread.
 //   3, tasks are rows: row_loss of kl.h gives kl and turns the scores into their gradient g.
-//   4, tasks are 8 lanes, lane l the blocks of 64 keys whose number is l modulo 8: dots again,
-//   gated
-//      by g; d_index_key of a block has one owner, and d_index_query is summed per lane.
+//   4, tasks are 8 lanes, lane l the blocks of 64 keys whose number is l modulo 8:
+//      dots again, gated by g;
+//      d_index_key of a block has one owner, and d_index_query is summed per lane.
 //   5, tasks are rows: the 8 partial sums of d_index_query and d_index_weights, lanes ascending.
-// Order: t adds heads ascending; d_index_key is one FMA chain over rows and heads ascending; a
-// lane's
-//   d_index_query one FMA chain over its keys ascending. Blocks and lanes are places in the key
-//   space, so neither the run, nor the threads, nor the other rows can change a bit of a row.
+// Order: t adds heads ascending; d_index_key is one FMA chain over rows and heads ascending;
+//   a lane's d_index_query one FMA chain over its keys ascending.
+//   Blocks and lanes are places in the key space,
+//   so neither the run, nor the threads, nor the other rows can change a bit of a row.
 // FLOPs per row and key: 2 heads dim_qk + 8 index_heads index_dim, of which 2 index_heads index_dim
 //   recompute the dots. Bound by the FMA units; t and g cost 8 bytes each way per row and key.
 #include "winnow/dense_index_loss.h"

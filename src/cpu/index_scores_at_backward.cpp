@@ -182,10 +182,14 @@ void key_gradient(const IndexScoresAtBackwardArgs& a, const Plan& p, std::int64_
     const std::int32_t* first = shared.first + r * (p.owners + 1) + owner;
     const std::int32_t* id = shared.id + r * p.slots;
     for (std::int64_t s = first[0]; s < first[1];) {
-      const std::int64_t group = s / kPanel * kPanel, end = min64(first[1], group + kPanel);
+      const std::int64_t group = s / kPanel * kPanel, most = min64(first[1], group + kPanel);
       float* at[kPanel];
-      for (std::int64_t n = s; n < end; ++n)
-        at[n - group] = d_key + id[n] * a.d_index_key.strides[0];
+      std::int64_t end = s;
+      for (bool twice = false; end < most; ++end) {  // a tile must not hold one key twice
+        for (std::int64_t n = s; n < end; ++n) twice |= id[n] == id[end];
+        if (twice) break;
+        at[end - group] = d_key + id[end] * a.d_index_key.strides[0];
+      }
       add_key_gradient(shared.gated + (r * p.slots + group) * p.heads, p.heads,
                        shared.weighted + r * p.channels * p.heads, s - group, end - group, p.dim,
                        at);

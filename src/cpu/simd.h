@@ -110,8 +110,8 @@ WINNOW_INLINE void prefetch_l1(const void* p) { __builtin_prefetch(p, 0, 3); }
 WINNOW_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
 #endif
 
-// Sum and maximum over lanes in one fixed tree: (0+4, 1+5, 2+6, 3+7), then pairs two apart, then
-// one.
+// Sum and maximum over lanes. The sum in one fixed tree:
+// (0+4, 1+5, 2+6, 3+7), then pairs two apart, then one.
 WINNOW_INLINE float sum8(F8 v) {
   const float a = v[0] + v[4], b = v[1] + v[5], c = v[2] + v[6], d = v[3] + v[7];
   return (a + c) + (b + d);

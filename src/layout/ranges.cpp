@@ -28,11 +28,13 @@ RowRanges packed_ranges(std::span<const std::int32_t> cu_seqlens, std::int64_t r
                cu_seqlens.empty() ? "nothing" : fmt::format("{}", cu_seqlens.front()));
   WINNOW_CHECK("layout", rows >= cu_seqlens.back() && rows <= kMaxId,
                "rows must be at least cu_seqlens.back() = {}, got {}", cu_seqlens.back(), rows);
-  RowRanges ranges;
   for (std::size_t g = 0; g + 1 < cu_seqlens.size(); ++g) {
     WINNOW_CHECK("layout", cu_seqlens[g] <= cu_seqlens[g + 1],
                  "cu_seqlens must not fall, got {} after {} at entry {}", cu_seqlens[g + 1],
                  cu_seqlens[g], g + 1);
+  }
+  RowRanges ranges;
+  for (std::size_t g = 0; g + 1 < cu_seqlens.size(); ++g) {
     for (std::int32_t row = cu_seqlens[g]; row < cu_seqlens[g + 1]; ++row) {
       ranges.starts.push_back(cu_seqlens[g]);
       ranges.ends.push_back(row + 1);
@@ -44,9 +46,9 @@ RowRanges packed_ranges(std::span<const std::int32_t> cu_seqlens, std::int64_t r
 }
 
 RowRanges batched_ranges(std::int64_t batch, std::int64_t length) {
-  WINNOW_CHECK("layout", batch >= 0 && length >= 0 && (length == 0 || batch <= kMaxId / length),
-               "batch and length must be >= 0 and their product below 2^31, got {} and {}", batch,
-               length);
+  WINNOW_CHECK(
+      "layout", batch >= 0 && length >= 0 && batch <= kMaxId / std::max<std::int64_t>(1, length),
+      "batch and length must be >= 0 and their product below 2^31, got {} and {}", batch, length);
   std::vector<std::int32_t> cu_seqlens;
   for (std::int64_t g = 0; g <= batch; ++g)
     cu_seqlens.push_back(static_cast<std::int32_t>(g * length));

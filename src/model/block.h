@@ -1,7 +1,7 @@
 // One block of the transformer, on a residual stream x:
 //
-//   middle = x + attention(rms(x))        y = middle + down(silu(gate(n)) * up(n)),  n =
-//   rms(middle)
+//   middle = x + attention(rms(x))
+//   y = middle + down(silu(gate(n)) * up(n)),  n = rms(middle)
 #pragma once
 
 #include <string>

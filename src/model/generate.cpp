@@ -20,6 +20,12 @@ class Sampler {
   explicit Sampler(const GenerateOptions& options) : options_(options) {}
 
   std::int32_t choose(std::span<const float> log_probabilities) {
+    for (const float x : log_probabilities) {
+      if (std::isnan(x)) {
+        fail(Status::kCorrupt, kName,
+             "log-probabilities must be numbers, got NaN: weights of the model are not finite");
+      }
+    }
     const auto best = std::max_element(log_probabilities.begin(), log_probabilities.end());
     if (options_.temperature == 0) {  // max_element gives the first of equals
       return static_cast<std::int32_t>(best - log_probabilities.begin());

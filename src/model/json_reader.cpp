@@ -11,8 +11,10 @@ namespace {
 
 constexpr char kName[] = "config";
 
-// A value in a message, shortened: a configuration may be hostile.
+// A value in a message, shortened: a configuration may be hostile. What lists and objects hold is
+// left out, since printing one that is nested a million deep would exhaust the stack.
 std::string shown(const nlohmann::json& value) {
+  if (value.is_structured() && !value.empty()) return value.is_array() ? "[...]" : "{...}";
   std::string text = value.dump(-1, ' ', true, nlohmann::json::error_handler_t::replace);
   if (text.size() > 60) text = text.substr(0, 60) + "...";
   return text;

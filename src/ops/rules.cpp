@@ -1,8 +1,31 @@
 #include "ops/rules.h"
 
 #include <cmath>
+#include <cstdlib>
 
 namespace winnow::ops {
+namespace {
+
+// Two elements at one address would be written by two tasks at once: the stride of every axis must
+// step over all that the axes of smaller strides reach.
+void check_distinct(const char* operation, const char* name, const Tensor& output) {
+  for (int axis = 0; axis < output.rank; ++axis) {
+    if (output.shape[axis] <= 1) continue;
+    const std::int64_t stride = std::abs(output.strides[axis]);
+    std::int64_t reach = 0;
+    for (int other = 0; other < output.rank; ++other) {
+      const std::int64_t step = std::abs(output.strides[other]);
+      if (step < stride || (step == stride && other < axis)) {
+        reach += (output.shape[other] - 1) * step;
+      }
+    }
+    WINNOW_CHECK(operation, stride > reach || output.elements() == 0,
+                 "{} must not overlap itself, got stride {} on axis {}", name, output.strides[axis],
+                 axis);
+  }
+}
+
+}  // namespace
 
 void check_ranges(const char* operation, const Tensor& starts, const Tensor& ends,
                   std::int64_t rows) {
@@ -83,6 +106,7 @@ void check_output(const char* operation, const char* name, const Tensor& output,
                   std::initializer_list<Tensor> inputs) {
   check_shape(operation, name, output, shape, layout);
   check_dtype(operation, name, output, {dtype});
+  check_distinct(operation, name, output);
   for (const Tensor& input : inputs) check_no_overlap(operation, name, output, "an input", input);
 }
 

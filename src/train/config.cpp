@@ -59,9 +59,11 @@ DataConfig read_data(const json& object, std::int64_t max_positions) {
   optional(reader, "validation_windows", c.validation_windows);
   reader.finish();
   WINNOW_CHECK(kOperation, !c.path.empty(), "data.path must name a text file, got \"\"");
-  WINNOW_CHECK(kOperation, c.validation_fraction > 0 && c.validation_fraction < 1,
-               "data.validation_fraction must be above 0 and below 1, got {}",
-               c.validation_fraction);
+  constexpr double kLeastShare = 1e-6;  // the bytes that it asks for stay exact in a double
+  WINNOW_CHECK(kOperation,
+               c.validation_fraction >= kLeastShare && c.validation_fraction <= 1 - kLeastShare,
+               "data.validation_fraction must be from {} to {}, got {}", kLeastShare,
+               1 - kLeastShare, c.validation_fraction);
   check_count("data.context", c.context, 1);
   WINNOW_CHECK(kOperation, c.context <= max_positions,
                "data.context must be at most model.attention.max_positions = {}, got {}",
@@ -221,6 +223,9 @@ TrainConfig read_train_config_file(const std::filesystem::path& path) {
     const auto line = std::count(begin, stop, '\n') + 1;
     fail(Status::kInvalidArgument, kOperation, "{} must be JSON, but breaks in line {}",
          path.string(), line);
+  } catch (const json::exception&) {
+    fail(Status::kInvalidArgument, kOperation, "{} must hold numbers that a double can hold",
+         path.string());
   } catch (const Error& error) {
     // "[config] rule" -> "[config] file: rule"
     const std::string message = error.what(), head = fmt::format("[{}] ", kOperation);

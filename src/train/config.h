@@ -55,7 +55,7 @@ struct TrainConfig {
 TrainConfig read_train_config(const nlohmann::json& json);
 nlohmann::json write_train_config(const TrainConfig& config);
 
-// The file's content; text that is not JSON is an error with line and column. Paths stay relative
+// The file's content; text that is not JSON is an error that names the line. Paths stay relative
 // to the folder that the program runs in.
 TrainConfig read_train_config_file(const std::filesystem::path& path);
 

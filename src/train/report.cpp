@@ -278,7 +278,7 @@ nlohmann::ordered_json summary_json(const Report& report) {
           {"validation_windows", report.dense.windows},
           {"context", report.config.data.context},
           {"topk", report.config.model.attention.indexer.topk},
-          {"prompt", report.prompt},
+          {"prompt", printable(report.prompt)},
           {"generated_text", printable(report.generated_text)}};
 }
 
