@@ -27,8 +27,26 @@ std::string text_at(double x, double y, const std::string& anchor, const std::st
 
 struct Axis {
   double low = 0, high = 1, from = 0, to = 1;  // values and pixels
-  double at(double v) const { return from + (v - low) / (high - low) * (to - from); }
+  bool logarithmic = false;
+  double at(double v) const {
+    const double part = logarithmic ? std::log(std::max(v, low) / low) / std::log(high / low)
+                                    : (v - low) / (high - low);
+    return from + part * (to - from);
+  }
 };
+
+// 1, 2, 3 and 5 times powers of ten, from the last at or below `low` to the first at or above `high`.
+std::vector<double> log_ticks(double low, double high) {
+  std::vector<double> ticks;
+  for (double power = std::pow(10, std::floor(std::log10(low)));; power *= 10) {
+    for (double factor : {1.0, 2.0, 3.0, 5.0}) {
+      const double tick = factor * power;
+      if (tick <= low) ticks.clear();
+      ticks.push_back(tick);
+      if (tick >= high && ticks.size() > 1) return ticks;
+    }
+  }
+}
 
 std::string draw(const Series& s, const Axis& x, const Axis& y) {
   std::string out;
@@ -64,17 +82,20 @@ std::string html_escape(const std::string& text) {
 
 std::string line_chart(const std::vector<Series>& series, const std::vector<Band>& bands,
                        const std::string& x_label, const std::string& y_label) {
-  Axis x{1e300, -1e300, kLeft, kWidth - kRight}, y{1e300, -1e300, kHeight - kBottom, kTop};
+  Axis x{1e300, -1e300, kLeft, kWidth - kRight}, y{1e300, -1e300, kHeight - kBottom, kTop, true};
   for (const Series& s : series) {
     for (double v : s.x) x.low = std::min(x.low, v), x.high = std::max(x.high, v);
-    for (double v : s.y) y.low = std::min(y.low, v), y.high = std::max(y.high, v);
+    for (double v : s.y) {
+      if (v > 0) y.low = std::min(y.low, v), y.high = std::max(y.high, v);
+    }
   }
   for (const Band& b : bands) x.low = std::min(x.low, b.from), x.high = std::max(x.high, b.to);
   if (!(x.low < x.high)) x.low = 0, x.high = 1;
-  if (!(y.low <= y.high)) y.low = 0, y.high = 1;
-  const double x_step = nice_step(x.high - x.low, 8), y_step = nice_step(y.high - y.low, 5);
-  y.low = std::floor(y.low / y_step) * y_step;
-  y.high = std::max(std::ceil(y.high / y_step) * y_step, y.low + y_step);
+  if (!(y.low <= y.high) || !std::isfinite(y.high)) y.low = 1, y.high = 2;
+  const double x_step = nice_step(x.high - x.low, 8);
+  const std::vector<double> y_ticks = log_ticks(y.low, y.high);
+  y.low = y_ticks.front();
+  y.high = y_ticks.back();
 
   std::string out = fmt::format("<svg viewBox=\"0 0 {} {}\" role=\"img\">", kWidth, kHeight);
   for (std::size_t i = 0; i < bands.size(); ++i) {
@@ -84,7 +105,7 @@ std::string line_chart(const std::vector<Series>& series, const std::vector<Band
                     i % 2, left, kTop, right - left, kHeight - kBottom - kTop);
     out += text_at((left + right) / 2, kTop - 8, "middle", bands[i].name);
   }
-  for (double v = y.low; v <= y.high + y_step / 2; v += y_step) {
+  for (double v : y_ticks) {
     out += fmt::format("<line class=\"grid\" x1=\"{}\" x2=\"{}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>",
                        kLeft, kWidth - kRight, y.at(v), y.at(v));
     out += text_at(kLeft - 8, y.at(v) + 4, "end", fmt::format("{:.4g}", v));

@@ -23,7 +23,8 @@ struct Band {
   std::string name;
 };
 
-// Lines over a common x axis with grid, axis labels and legend.
+// Lines over a common x axis with grid, axis labels and legend. The y axis is logarithmic: both the
+// first steps and the small changes of the last ones can be read. All y must be positive.
 std::string line_chart(const std::vector<Series>& series, const std::vector<Band>& bands,
                        const std::string& x_label, const std::string& y_label);
 
