@@ -17,7 +17,8 @@ inline constexpr double kUnit = 0x1p-24;  // f32 unit roundoff
 inline double gamma(double n) { return n * kUnit / (1 - n * kUnit); }
 
 // The worst element so far, as |difference| / bound. A NaN where the reference has a number (or the
-// other way round) is an infinite error; equal infinities agree.
+// other way round) is an infinite error; equal infinities agree. So is a bound that is no number:
+// it would hide behind every comparison.
 class Worst {
  public:
   explicit Worst(std::string output) { comparison_.output = std::move(output); }
@@ -29,6 +30,7 @@ class Worst {
       error = std::isnan(actual) == std::isnan(truth) ? 0 : INFINITY;
     } else if (actual != truth) {
       error = std::abs(actual - truth) / bound;  // a zero bound: infinite
+      if (!std::isfinite(bound) || std::isnan(error)) error = INFINITY;
     }
     note(error, [&] { return fmt::format("{}: {} instead of {}", where(), actual, truth); });
   }

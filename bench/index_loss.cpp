@@ -96,6 +96,7 @@ Operation index_loss_operation() {
       {"index_loss rows=30 keys=400 topk=128", "index_loss rows=7 keys=3000 topk=2048 range=causal",
        "index_loss rows=50 keys=200 topk=67 range=awkward ids=scattered",
        "index_loss rows=20 keys=200 topk=65 range=packed spread=30",
+       "index_loss rows=20 keys=78 topk=40 ids=scattered spread=100",
        "index_loss rows=9 keys=64 topk=1 ids=scattered",
        "index_loss rows=12 keys=100 topk=33 dtype=f64 ids=scattered",
        "index_loss rows=0 keys=64 topk=8", "index_loss rows=3 keys=0 topk=8"},

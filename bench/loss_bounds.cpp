@@ -86,9 +86,9 @@ RowBounds row_bounds(DType inputs, const std::vector<Approximate>& target,
     sum_off += std::exp(loss.log_p(score[s].value)) * (std::expm1(x_off(s)) + 3 * u);
   const double log_sum = std::log(loss.sum);
   const double log_sum_off = sum_off / (1 - sum_off) + u * std::abs(log_sum);
-  // 1 / mass: the clamp is 1-Lipschitz; rounded to f32.
+  // 1 / mass: the clamp is 1-Lipschitz; rounded to f32. Of an infinite mass: 0, exactly.
   const double clamped = ref::clamped(loss.mass);
-  const double inverse_off = mass_off / (clamped - mass_off) + 2 * u;
+  const double inverse_off = std::isfinite(clamped) ? mass_off / (clamped - mass_off) + 2 * u : 0;
 
   double kl = 0, kl_off = 0, magnitude = 0;
   for (std::size_t s = 0; s < n; ++s) {

@@ -1,9 +1,13 @@
 // The floor under everything: numbers, tensors, errors, parallel loops, the problem grammar.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <bit>
 #include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <stdexcept>
 #include <thread>
 
@@ -211,6 +215,26 @@ TEST(Threads, CallersOnSeveralThreadsTakeTurns) {
   for (std::thread& t : callers) t.join();
   EXPECT_EQ(runs, 4 * 20 * 16);
 }
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // they need address space
+[[noreturn]] void ask_for_too_many_threads() {
+  alarm(20);
+  rlimit space{};
+  space.rlim_cur = space.rlim_max = rlim_t{1} << 30;  // a thread's stack takes 8 MiB
+  setrlimit(RLIMIT_AS, &space);
+  set_num_threads(1024);
+  std::fputs(message_of([] { parallel_for(2, [](std::int64_t, int) {}); }).c_str(), stderr);
+  set_num_threads(2);
+  std::atomic<int> runs{0};
+  parallel_for(9, [&](std::int64_t, int) { ++runs; });
+  std::_Exit(runs == 9 ? 0 : 1);
+}
+TEST(Threads, MoreThanTheSystemStartsAreAnErrorAndNoHang) {
+  testing::GTEST_FLAG(death_test_style) = "threadsafe";  // a fork alone would inherit no pool
+  EXPECT_EXIT(ask_for_too_many_threads(), testing::ExitedWithCode(0),
+              "must start 1024 threads, but starts");
+}
+#endif
 
 TEST(Threads, CountsOutsideTheRangeAreRefused) {
   EXPECT_EQ(message_of([] { set_num_threads(0); }),

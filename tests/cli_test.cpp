@@ -79,6 +79,7 @@ TEST(Cli, MistakesNameTheNearestValidWord) {
   expect_failure(winnow("bench --threads 0"), 2, "--threads");
   expect_failure(winnow("check", "WINNOW_PIN=index_scor=reference"), 2, "WINNOW_PIN");
   expect_failure(winnow("info", "WINNOW_PIN=nonsense"), 1, "WINNOW_PIN must read");
+  expect_failure(winnow("info", "WINNOW_PIN=index_scores="), 1, "WINNOW_PIN must read");
   expect_failure(winnow("info", "WINNOW_CPU=mmx"), 1, "WINNOW_CPU must be");
   expect_failure(winnow("info", "WINNOW_NUM_THREADS=none"), 1, "WINNOW_NUM_THREADS must be");
 }

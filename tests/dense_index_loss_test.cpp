@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "bench/data.h"
+#include "bench/guarded.h"
 #include "ref/attention.h"
 #include "tests/each.h"
 #include "winnow/attention_target.h"
@@ -237,6 +238,24 @@ TEST(DenseIndexLoss, ARowDoesNotDependOnTheOthers) {
       }
     });
   }
+}
+
+// The thread count belongs to the next call; this one has its workspace already.
+TEST(DenseIndexLoss, AThreadCountSetWithinTheCallWaitsForTheNext) {
+  Dense x(DType::kF32, {400, 600, 3, 17, 2, 1, 24}, "full");
+  for_each_implementation(x.args(), [&](const std::string&) {
+    const ThreadsGuard threads(1);
+    x.run(x.args());
+    const Array kl = x.kl.clone(), dk = x.d_index_key.clone();
+    DenseIndexLossArgs a = x.args();
+    a.reduce_target = [](Tensor) { set_num_threads(17); };
+    const std::int64_t bytes = dense_index_loss_workspace_bytes(a);
+    const bench::Guarded workspace(DType::kU8, {bytes});  // a write past it ends the test
+    dense_index_loss(a, {workspace.view().data, bytes});
+    EXPECT_EQ(num_threads(), 17);
+    EXPECT_TRUE(same_bytes(x.kl, kl));
+    EXPECT_TRUE(same_bytes(x.d_index_key, dk));
+  });
 }
 
 TEST(DenseIndexLoss, EmptyRowsAndEmptyKeySpaces) {

@@ -23,7 +23,8 @@ struct Choices {
       const std::string_view entry = rest.substr(0, rest.find(','));
       rest.remove_prefix(std::min(rest.size(), entry.size() + 1));
       const std::size_t equals = entry.find('=');
-      WINNOW_CHECK("implementations", equals != std::string_view::npos && equals > 0,
+      WINNOW_CHECK("implementations",
+                   equals != std::string_view::npos && equals > 0 && equals + 1 < entry.size(),
                    "WINNOW_PIN must read operation=implementation[,...], got \"{}\"", text);
       pins[std::string(entry.substr(0, equals))] = entry.substr(equals + 1);
       any = true;

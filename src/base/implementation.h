@@ -12,6 +12,7 @@
 
 #include "base/check.h"
 #include "base/log.h"
+#include "base/parallel.h"
 #include "base/refusal.h"
 #include "winnow/implementations.h"
 
@@ -76,6 +77,7 @@ template <class Args, std::size_t N>
 void run_first(const char* operation, const Implementation<Args>* const (&list)[N],
                const Args& args, Workspace workspace) {
   const Implementation<Args>& chosen = first_accepting(operation, list, args);
+  const SteadyThreads steady;  // what is asked for here is what run lays out
   const std::int64_t need = chosen.workspace_bytes(args);
   WINNOW_CHECK(operation, workspace.bytes >= need && (need == 0 || workspace.data != nullptr),
                "workspace must hold {} bytes for {}, got {}", need, chosen.name, workspace.bytes);

@@ -9,6 +9,7 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -20,6 +21,7 @@ namespace {
 
 constexpr int kMaxThreads = 1024;
 thread_local bool inside_task = false;
+thread_local int steady_threads = 0;  // of SteadyThreads; 0: none
 
 int default_threads() {
   if (const char* text = std::getenv("WINNOW_NUM_THREADS"); text != nullptr && *text != '\0') {
@@ -38,16 +40,16 @@ int default_threads() {
 class Pool {
  public:
   explicit Pool(int workers) {
-    for (int w = 1; w < workers; ++w) threads_.emplace_back([this, w] { serve(w); });
-  }
-  ~Pool() {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
+    try {
+      for (int w = 1; w < workers; ++w) threads_.emplace_back([this, w] { serve(w); });
+    } catch (const std::system_error& e) {
+      const int started = this->workers();
+      stop();
+      fail(Status::kIo, "threads", "the system must start {} threads, but starts {}: {}", workers,
+           started, e.code().message());
     }
-    wake_.notify_all();
-    for (std::thread& t : threads_) t.join();
   }
+  ~Pool() { stop(); }
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
@@ -71,6 +73,15 @@ class Pool {
   }
 
  private:
+  void stop() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    wake_.notify_all();
+    for (std::thread& t : threads_) t.join();
+  }
+
   void serve(int worker) {
     std::uint64_t seen = 0;
     std::unique_lock lock(mutex_);
@@ -119,7 +130,11 @@ std::atomic<int> wanted_threads{0};
 
 }  // namespace
 
+SteadyThreads::SteadyThreads() : before_(steady_threads) { steady_threads = num_threads(); }
+SteadyThreads::~SteadyThreads() { steady_threads = before_; }
+
 int num_threads() {
+  if (steady_threads > 0) return steady_threads;
   int n = wanted_threads.load(std::memory_order_relaxed);
   if (n == 0) wanted_threads.store(n = default_threads(), std::memory_order_relaxed);
   return n;

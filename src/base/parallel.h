@@ -31,6 +31,19 @@ void parallel_for(std::int64_t tasks, Body&& body) {
       const_cast<Plain*>(&body));
 }
 
+// While it lives, num_threads() of the calling thread stands still, whoever sets it: an operation
+// lays out its workspace by that number and must run with no more.
+class SteadyThreads {
+ public:
+  SteadyThreads();
+  ~SteadyThreads();
+  SteadyThreads(const SteadyThreads&) = delete;
+  SteadyThreads& operator=(const SteadyThreads&) = delete;
+
+ private:
+  int before_;
+};
+
 inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 }  // namespace winnow
