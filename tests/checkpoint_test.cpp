@@ -169,6 +169,18 @@ TEST_F(CheckpointTest, AFullDiskKeepsTheOlderOnes) {
   ::umount(folder_.c_str());
 }
 
+// A mount point cannot be renamed: the error must outlive the tidying after it.
+TEST_F(CheckpointTest, AnOldOneThatCannotBeRemovedIsNamed) {
+  const fs::path held = save(2);
+  if (::mount("tmpfs", held.c_str(), "tmpfs", 0, "size=64k") != 0) {
+    GTEST_SKIP() << "needs the right to mount a small file system";
+  }
+  save(4);
+  EXPECT_TRUE(has(error_of(Status::kIo, [&] { save(6); }), "cannot remove " + held.string()));
+  EXPECT_EQ(newest()->state.step, 6);
+  ::umount(held.c_str());
+}
+
 TEST_F(CheckpointTest, AFolderThatCannotBeMadeIsNamed) {
   folder_ /= "file";
   std::ofstream(folder_) << "x";

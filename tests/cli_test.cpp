@@ -156,6 +156,30 @@ TEST(Cli, CheckComparesGoldenVectors) {
   EXPECT_TRUE(has(lines_of(o.out).back(), " passed, 0 failed"));
 }
 
+// What was skipped stands on a line of its own: the last line is for machines.
+TEST(Cli, CheckEndsInTheCountWhereFilesWereSkipped) {
+  const std::filesystem::path folder =
+      std::filesystem::path(testing::TempDir()) / fmt::format("winnow_golden_{}", getpid());
+  std::filesystem::create_directories(folder);
+  std::ofstream(folder / "layouts.json") << "{}";
+  const Outcome o = winnow(
+      "check index_scores rows=1 keys=4 index_heads=1 index_dim=4 --golden " + folder.string(),
+      "WINNOW_PIN=index_scores=reference");
+  std::filesystem::remove_all(folder);
+  EXPECT_EQ(o.status, 0) << o.out << o.err;
+  const std::vector<std::string> lines = lines_of(o.out);
+  ASSERT_GE(lines.size(), 2u);
+  EXPECT_EQ(lines[lines.size() - 2], "1 skipped");
+  EXPECT_EQ(lines.back(), "1 passed, 0 failed");
+}
+
+// The help quotes the program's own words.
+TEST(Cli, WhyRefusesInTheWordsOfItsHelp) {
+  const std::string refusal = "cpu.portable      refuses: f64 is left to the reference";
+  EXPECT_TRUE(has(winnow("why --help").out, refusal));
+  EXPECT_TRUE(has(winnow("why \"index_scores keys=4096 dtype=f64\"").out, refusal));
+}
+
 TEST(Cli, BenchWritesJsonLines) {
   const std::string problem = "index_scores rows=2 keys=64 index_heads=4 index_dim=16";
   const Outcome o =

@@ -28,7 +28,7 @@ TEST_F(Kill, AtAnyMomentLeavesAWholeCheckpointAndTheSameCurve) {
   json config = tiny_run(text, folder_ / "whole");
   for (json& stage : config["stages"]) stage["steps"] = 12;
   set_num_threads(1);
-  EXPECT_TRUE(Trainer(read_train_config(config), false).run({}));
+  EXPECT_TRUE(Trainer(read_train_config(config), Begin::kNew).run({}));
 
   config["output"] = folder_ / "killed";
   config["checkpoint_every"] = 1;  // most of the time goes into checkpoints
@@ -45,7 +45,7 @@ TEST_F(Kill, AtAnyMomentLeavesAWholeCheckpointAndTheSameCurve) {
       const bool resume = newest_checkpoint(killed.output, damaged).has_value();
       if (!damaged.empty()) ::_exit(7);
       try {
-        ::_exit(Trainer(killed, resume).run({}) ? 0 : 8);
+        ::_exit(Trainer(killed, resume ? Begin::kResume : Begin::kNew).run({}) ? 0 : 8);
       } catch (const std::exception& error) {
         std::fputs(error.what(), stderr);
         ::_exit(9);

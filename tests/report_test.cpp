@@ -15,7 +15,7 @@ class ReportTest : public FolderTest {
     const std::string text = write("text.txt", tiny_text(3000));
     nlohmann::json config = tiny_run(text, folder_ / "out");
     config["validate_every"] = 3;
-    Trainer trainer(read_train_config(config), false);
+    Trainer trainer(read_train_config(config), Begin::kNew);
     EXPECT_TRUE(trainer.run({}));
     Report report;
     report.config = trainer.config();

@@ -80,6 +80,13 @@ const std::vector<Wrong> kWrong = {
     {"micro_0", [](json& j) { j["data"]["micro_batch_sequences"] = 0; }, "must divide"},
     {"batch_of_2^31_rows", [](json& j) { j["data"]["batch_sequences"] = std::int64_t{1} << 28; },
      "at most 2147483647"},
+    {"step_of_2^63_tokens",
+     [](json& j) {
+       j["data"]["context"] = 64;
+       j["data"]["batch_sequences"] = std::int64_t{1} << 40;
+       j["data"]["micro_batch_sequences"] = 1;
+     },
+     "data.batch_sequences x data.context must be at most 68719476736, got 1099511627776 x 64"},
     {"beta_1", [](json& j) { j["optimizer"]["beta1"] = 1.0; }, "beta1 must be in [0, 1), got 1"},
     {"epsilon_0", [](json& j) { j["optimizer"]["epsilon"] = 0; }, "epsilon must be positive"},
     {"decay_negative", [](json& j) { j["optimizer"]["weight_decay"] = -1; }, "got -1"},
@@ -90,6 +97,8 @@ const std::vector<Wrong> kWrong = {
        for (json& stage : j["stages"]) stage["steps"] = std::int64_t{1} << 40;
      },
      "sum of all steps"},
+    {"steps_of_nine_digits", [](json& j) { j["stages"][0]["steps"] = 100'000'000; },
+     "the sum of all steps must be at most 99999999, got 1000000"},
     {"rate_0", [](json& j) { j["stages"][0]["learning_rate"] = 0; }, "learning_rate must be pos"},
     {"rate_rises", [](json& j) { j["stages"][0]["final_learning_rate"] = 1; }, "got 1"},
     {"warmup_beyond", [](json& j) { j["stages"][0]["warmup_steps"] = 7; }, "steps = 6, got 7"},

@@ -24,8 +24,8 @@ class Train : public FolderTest {
   json run_of(const std::string& output) const { return tiny_run(text_, folder_ / output); }
 
   // Runs to the end, or until `steps` are done in this call.
-  static bool run(const json& config, bool resume, std::int64_t steps = 1 << 30) {
-    Trainer trainer(read_train_config(config), resume);
+  static bool run(const json& config, Begin begin, std::int64_t steps = 1 << 30) {
+    Trainer trainer(read_train_config(config), begin);
     Observer observer;
     observer.stop = [&] { return --steps <= 0; };
     return trainer.run(observer);
@@ -46,7 +46,7 @@ TEST_F(Train, TheLossFallsAndTheStagesTrainWhatTheyShould) {
   config["stages"][0]["steps"] = 40;
   config["stages"][1]["steps"] = 30;
   config["stages"][2]["steps"] = 10;
-  Trainer trainer(read_train_config(config), false);
+  Trainer trainer(read_train_config(config), Begin::kNew);
   std::vector<Array> before;
   const auto& all = trainer.model().parameters().all();
   for (const auto& p : all) before.push_back(p->value.clone());
@@ -76,22 +76,22 @@ TEST_F(Train, TheLossFallsAndTheStagesTrainWhatTheyShould) {
 TEST_F(Train, AnInterruptedRunReproducesTheCurveExactly) {
   json whole = run_of("whole"), parts = run_of("parts");
   whole["validate_every"] = parts["validate_every"] = 4;
-  EXPECT_TRUE(run(whole, false));
-  EXPECT_FALSE(run(parts, false, 4));  // inside the dense stage, at a validation
-  EXPECT_FALSE(run(parts, true, 2));   // at its end
-  EXPECT_FALSE(run(parts, true, 2));   // inside the warm-up
-  EXPECT_FALSE(run(parts, true, 3));   // inside the sparse stage
-  EXPECT_TRUE(run(parts, true));
+  EXPECT_TRUE(run(whole, Begin::kNew));
+  EXPECT_FALSE(run(parts, Begin::kNew, 4));     // inside the dense stage, at a validation
+  EXPECT_FALSE(run(parts, Begin::kResume, 2));  // at its end
+  EXPECT_FALSE(run(parts, Begin::kResume, 2));  // inside the warm-up
+  EXPECT_FALSE(run(parts, Begin::kResume, 3));  // inside the sparse stage
+  EXPECT_TRUE(run(parts, Begin::kResume));
   EXPECT_EQ(curve("parts"), curve("whole"));
   ASSERT_EQ(curve("whole").size(), 13u + 3u);
   EXPECT_EQ(read(folder_ / "whole/checkpoints/step-00000013/model.safetensors"),
             read(folder_ / "parts/checkpoints/step-00000013/model.safetensors"));
-  EXPECT_TRUE(run(whole, true));  // done already: nothing happens
+  EXPECT_TRUE(run(whole, Begin::kResume));  // done already: nothing happens
   EXPECT_EQ(curve("parts"), curve("whole"));
 }
 
 TEST_F(Train, AKilledRunReproducesTheCurveExactly) {
-  EXPECT_TRUE(run(run_of("whole"), false));
+  EXPECT_TRUE(run(run_of("whole"), Begin::kNew));
   json config = run_of("killed");
   config["checkpoint_every"] = 2;
   for (int attempt = 0; attempt < 20; ++attempt) {
@@ -99,7 +99,7 @@ TEST_F(Train, AKilledRunReproducesTheCurveExactly) {
     ASSERT_GE(child, 0);
     if (child == 0) {  // dies at the third step of each attempt, with no time to say farewell
       set_num_threads(1);
-      Trainer trainer(read_train_config(config), attempt > 0);
+      Trainer trainer(read_train_config(config), attempt > 0 ? Begin::kResume : Begin::kNew);
       Observer observer;
       int steps = 0;
       observer.on_step = [&](const StepReport&) {
@@ -122,7 +122,7 @@ TEST_F(Train, AKilledRunReproducesTheCurveExactly) {
 TEST_F(Train, BitwiseEqualForEveryThreadCount) {
   for (int threads : {1, 2, 3}) {
     set_num_threads(threads);
-    EXPECT_TRUE(run(run_of(fmt::format("threads{}", threads)), false));
+    EXPECT_TRUE(run(run_of(fmt::format("threads{}", threads)), Begin::kNew));
   }
   EXPECT_EQ(curve("threads2"), curve("threads1"));
   EXPECT_EQ(curve("threads3"), curve("threads1"));
@@ -173,26 +173,40 @@ TEST_F(Train, GradientsDoNotDependOnTheCutIntoMicroBatches) {
 
 TEST_F(Train, ResumeRefusesWhatWouldChangeTheCurve) {
   json config = run_of("out");
-  EXPECT_FALSE(run(config, false, 2));
-  const auto refused = [&](const json& changed, bool resume) {
-    return error_of(Status::kInvalidArgument, [&] { run(changed, resume); });
+  EXPECT_FALSE(run(config, Begin::kNew, 2));
+  const auto refused = [&](const json& changed, Begin begin) {
+    return error_of(Status::kInvalidArgument, [&] { run(changed, begin); });
   };
-  EXPECT_TRUE(has(refused(config, false), "continue it with --resume"));
+  EXPECT_TRUE(has(refused(config, Begin::kNew), "continue it with --resume"));
   json changed = config;
   changed["stages"][2]["index_loss_coefficient"] = 0.4;
-  EXPECT_TRUE(has(refused(changed, true), "stages[2].index_loss_coefficient"));
-  EXPECT_TRUE(
-      has(error_of(Status::kIo, [&] { run(run_of("nothing"), true); }), "no whole checkpoint"));
+  EXPECT_TRUE(has(refused(changed, Begin::kResume), "stages[2].index_loss_coefficient"));
+  EXPECT_TRUE(has(error_of(Status::kIo, [&] { run(run_of("nothing"), Begin::kResume); }),
+                  "no whole checkpoint"));
   std::string other = read(text_);
   other[17] = static_cast<char>(other[17] ^ 1);
   write("text.txt", other);
-  EXPECT_TRUE(has(refused(config, true), "the text in"));
+  EXPECT_TRUE(has(refused(config, Begin::kResume), "the text in"));
 }
 
 TEST_F(Train, TwoProcessesDoNotShareAnOutputFolder) {
   const TrainConfig config = read_train_config(run_of("out"));
-  const Trainer first(config, false);
-  EXPECT_TRUE(has(error_of(Status::kIo, [&] { Trainer(config, false); }), "another process"));
+  const Trainer first(config, Begin::kNew);
+  EXPECT_TRUE(has(error_of(Status::kIo, [&] { Trainer(config, Begin::kNew); }), "another process"));
+}
+
+// Another process's run is refused before anything of it is removed.
+TEST_F(Train, BeginningOverLeavesARunningOneAlone) {
+  const json config = run_of("out");
+  EXPECT_FALSE(run(config, Begin::kNew, 2));
+  {
+    const Trainer running(read_train_config(config), Begin::kResume);
+    EXPECT_TRUE(has(error_of(Status::kIo, [&] { run(config, Begin::kOver); }), "another process"));
+    EXPECT_TRUE(holds_run(folder_ / "out"));
+  }
+  const Trainer over(read_train_config(config), Begin::kOver);
+  EXPECT_EQ(over.state().step, 0);
+  EXPECT_FALSE(holds_run(folder_ / "out"));
 }
 
 TEST_F(Train, EvaluationCountsWhatTheSelectionReads) {

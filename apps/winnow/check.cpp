@@ -61,11 +61,11 @@ class Report {
     lines_.clear();
   }
 
-  // The misses and, as the last line, the count. Returns whether all is well.
+  // The misses, what was skipped and, as the very last line, the count. Returns whether all is well.
   bool print_end(std::size_t skipped) const {
     for (const std::string& miss : misses_) fmt::print("FAILED {}\n\n", miss);
-    fmt::print("{} passed, {} failed{}\n", passed_, failed_,
-               skipped > 0 ? fmt::format(", {} skipped", skipped) : "");
+    if (skipped > 0) fmt::print("{} skipped\n", skipped);
+    fmt::print("{} passed, {} failed\n", passed_, failed_);
     return failed_ == 0 && passed_ > 0;
   }
 

@@ -38,14 +38,13 @@ std::unique_ptr<train::Trainer> open_run(const train::TrainConfig& config, bool 
   std::vector<std::string> damaged;
   if (!fresh && train::newest_checkpoint(config.output, damaged)) {
     try {
-      return std::make_unique<train::Trainer>(config, true);
+      return std::make_unique<train::Trainer>(config, train::Begin::kResume);
     } catch (const Error& error) {
       if (error.status() == Status::kIo) throw;
       fmt::print("Beginning anew: {}\n", error.what());
     }
   }
-  fs::remove_all(fs::path(config.output) / "checkpoints");
-  return std::make_unique<train::Trainer>(config, false);
+  return std::make_unique<train::Trainer>(config, train::Begin::kOver);
 }
 
 void introduce(const train::TrainConfig& config, std::int64_t parameters) {

@@ -24,7 +24,8 @@ struct Options {
 };
 
 void run_train(const Options& options) {
-  train::Trainer trainer(train::read_train_config_file(options.config), options.resume);
+  train::Trainer trainer(train::read_train_config_file(options.config),
+                         options.resume ? train::Begin::kResume : train::Begin::kNew);
   train::Progress progress(stderr, trainer.config());
   const InterruptGuard interrupt;
   train::Observer observer;

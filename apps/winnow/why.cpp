@@ -56,8 +56,8 @@ void add_why(CLI::App& app) {
   winnow why index_scores                        a call with the defaults
   winnow why "index_scores keys=4096 dtype=f64"
     index_scores keys=4096 dtype=f64
-      cpu.avx2          refuses: f64 is computed by the reference
-      cpu.portable      refuses: f64 is computed by the reference
+      cpu.avx2          refuses: f64 is left to the reference
+      cpu.portable      refuses: f64 is left to the reference
       reference         runs, with a workspace of 0 bytes
   WINNOW_PIN=index_scores=cpu.portable winnow why index_scores
 

@@ -36,7 +36,7 @@ void remove_checkpoint(const fs::path& folder) {
   std::error_code error;
   fs::remove_all(doomed, error);
   fs::rename(folder, doomed, error);
-  fs::remove_all(doomed, error);
+  if (!error) fs::remove_all(doomed, error);
   if (error) {
     fail(Status::kIo, kOperation, "cannot remove {}: {}", folder.string(),
          system_reason(error.value()));
@@ -131,6 +131,10 @@ fs::path save_checkpoint(const fs::path& output, const TrainerState& state,
   std::vector<fs::path> all = list_checkpoints(folder);
   for (std::size_t i = 0; i + kKept < all.size(); ++i) remove_checkpoint(all[i]);
   return whole;
+}
+
+void remove_checkpoints(const fs::path& output) {
+  for (const fs::path& folder : list_checkpoints(output / "checkpoints")) remove_checkpoint(folder);
 }
 
 bool holds_run(const fs::path& output) { return !list_checkpoints(output / "checkpoints").empty(); }

@@ -36,6 +36,9 @@ std::filesystem::path save_checkpoint(const std::filesystem::path& output,
                                       const TrainerState& state, const ParameterList& parameters,
                                       const AdamW& optimizer);
 
+// All under `output`, whole or damaged.
+void remove_checkpoints(const std::filesystem::path& output);
+
 // There is a checkpoint under `output`, whole or damaged. What a kill left of one that was being
 // written does not count.
 bool holds_run(const std::filesystem::path& output);

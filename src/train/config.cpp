@@ -18,6 +18,8 @@ using nlohmann::json;
 
 constexpr const char* kOperation = "config";
 constexpr std::int64_t kMaxCount = std::int64_t{1} << 40;
+constexpr std::int64_t kMaxSteps = 99'999'999;  // eight digits: names of checkpoints sort as text
+constexpr std::int64_t kMaxStepTokens = std::int64_t{1} << 36;  // x kMaxSteps is below 2^63
 
 const std::vector<std::pair<const char*, AttentionMode>> kModes = {
     {"dense", AttentionMode::kDense},
@@ -77,6 +79,9 @@ DataConfig read_data(const json& object, std::int64_t max_positions) {
   WINNOW_CHECK(kOperation, c.micro_batch_sequences <= kMaxRows / c.context,
                "data.micro_batch_sequences x data.context must be at most {}, got {} x {}",
                kMaxRows, c.micro_batch_sequences, c.context);
+  WINNOW_CHECK(kOperation, c.batch_sequences <= kMaxStepTokens / c.context,
+               "data.batch_sequences x data.context must be at most {}, got {} x {}",
+               kMaxStepTokens, c.batch_sequences, c.context);
   check_count("data.validation_windows", c.validation_windows, 1);
   return c;
 }
@@ -163,7 +168,8 @@ TrainConfig read_train_config(const json& object) {
   WINNOW_CHECK(kOperation, !stages.empty(), "stages must hold at least one stage, got []");
   for (std::size_t i = 0; i < stages.size(); ++i) {
     c.stages.push_back(read_stage(stages[i], fmt::format("stages[{}]", i)));
-    check_count("the sum of all steps", total_steps(c), 1);
+    WINNOW_CHECK(kOperation, total_steps(c) <= kMaxSteps,
+                 "the sum of all steps must be at most {}, got {}", kMaxSteps, total_steps(c));
   }
   optional(reader, "checkpoint_every", c.checkpoint_every);
   optional(reader, "validate_every", c.validate_every);

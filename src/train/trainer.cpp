@@ -54,7 +54,7 @@ StepLosses compute_gradients(model::Transformer& model, const TextData& data,
   return losses;
 }
 
-Trainer::Trainer(TrainConfig config, bool resume)
+Trainer::Trainer(TrainConfig config, Begin begin)
     : config_(std::move(config)),
       output_(config_.output),
       data_(config_.data),
@@ -63,8 +63,10 @@ Trainer::Trainer(TrainConfig config, bool resume)
   state_.config = config_;
   state_.text_fingerprint = data_.fingerprint();
   open_output();
-  if (resume) {
+  if (begin == Begin::kResume) {
     restore();
+  } else if (begin == Begin::kOver) {
+    remove_checkpoints(output_);
   } else if (holds_run(output_)) {
     fail(Status::kInvalidArgument, kOperation,
          "{} holds a run already: continue it with --resume, or choose another output folder",

@@ -42,12 +42,18 @@ struct Observer {
   std::function<bool()> stop;                          // asked after every step
 };
 
+// How a run begins, by what its output folder may hold.
+enum class Begin {
+  kNew,     // no run yet
+  kResume,  // a run, which goes on from its newest whole checkpoint
+  kOver,    // anything: the checkpoints of an older run are removed
+};
+
 class Trainer {
  public:
-  // resume: continues from the newest whole checkpoint under config.output; a configuration that
-  // differs from the checkpoint's is refused with the differing key. Otherwise the output folder
-  // must hold no run yet.
-  Trainer(TrainConfig config, bool resume);
+  // Takes the output folder for itself before it touches what is there. kResume refuses a
+  // configuration that differs from the checkpoint's, with the differing key.
+  Trainer(TrainConfig config, Begin begin);
 
   // Runs to the end (true), or until the observer stops it (false), and saves.
   bool run(const Observer& observer);
