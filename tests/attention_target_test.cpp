@@ -76,7 +76,7 @@ TEST(AttentionTarget, RefusesWrongArgumentsByName) {
   EXPECT_EQ(message([&](AttentionTargetArgs& a) { a.topk_indices = none; }),
             "[attention_target] topk must be at least 1, got 0");
   EXPECT_EQ(message([&](AttentionTargetArgs& a) { a.attention_target = x.lse; }),
-            "[attention_target] attention_target must not share memory with an input, but they "
+            "[attention_target] attention_target must not share memory with lse, but they "
             "overlap");
 }
 

@@ -128,8 +128,8 @@ TEST(Errors, NameOperationRuleAndValue) {
             "[op] query must be of dtype bf16, f16, got f32");
   EXPECT_EQ(message_of([&] { check_unit_stride("op", "query", t.transposed()); }),
             "[op] query must have stride 1 on its last axis, got 3");
-  EXPECT_EQ(message_of([&] { check_no_overlap("op", "out", t.rows(1, 1), "an input", t); }),
-            "[op] out must not share memory with an input, but they overlap");
+  EXPECT_EQ(message_of([&] { check_no_overlap("op", "out", t.rows(1, 1), "query", t); }),
+            "[op] out must not share memory with query, but they overlap");
   EXPECT_EQ(message_of([&] { check_no_overlap("op", "out", t.rows(1, 1), "query", t.rows(0, 1)); }),
             "no error");
   EXPECT_EQ(message_of([&] { check_shape("op", "value", {}, {2}, "[rows]"); }),

@@ -290,7 +290,7 @@ TEST(DenseIndexLoss, RefusesWrongArgumentsByName) {
   EXPECT_EQ(message([&](DenseIndexLossArgs& a) { a.softmax_scale = 0; }),
             "[dense_index_loss] softmax_scale must be positive and finite, got 0");
   EXPECT_EQ(message([&](DenseIndexLossArgs& a) { a.d_index_weights = a.index_weights; }),
-            "[dense_index_loss] d_index_weights must not share memory with an input, but they "
+            "[dense_index_loss] d_index_weights must not share memory with index_weights, but they "
             "overlap");
 }
 

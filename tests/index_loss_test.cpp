@@ -168,7 +168,7 @@ TEST(IndexLoss, RefusesWrongArgumentsByName) {
   EXPECT_EQ(message([&](IndexLossArgs& a) { a.d_kl = INFINITY; }),
             "[index_loss] d_kl must be finite, got inf");
   EXPECT_EQ(message([&](IndexLossArgs& a) { a.d_scores = x.scores; }),
-            "[index_loss] d_scores must not share memory with an input, but they overlap");
+            "[index_loss] d_scores must not share memory with topk_scores, but they overlap");
 }
 
 TEST(IndexLoss, NoRows) {

@@ -242,7 +242,7 @@ TEST(IndexScores, ErrorsComeBeforeAnyWrite) {
   EXPECT_EQ(message([](IndexScoresArgs& a) { a.index_weights.shape[1] = 3; }),
             "[index_scores] index_weights must be [rows, index_heads] = [2, 4], got f32 [2, 3]");
   EXPECT_EQ(message([](IndexScoresArgs& a) { a.index_scores.data = a.index_key.data; }),
-            "[index_scores] index_scores must not share memory with an input, but they overlap");
+            "[index_scores] index_scores must not share memory with index_key, but they overlap");
   for (std::int64_t n = 0; n < 6; ++n) EXPECT_EQ(scores.as<float>()[n], 0);
 }
 

@@ -263,7 +263,7 @@ TEST(IndexTopk, ErrorsComeBeforeAnyWrite) {
   EXPECT_EQ(message([](IndexTopkArgs& a) { a.topk_lengths.shape[0] = 5; }),
             "[index_topk] topk_lengths must be [rows] = [2], got i32 [5]");
   EXPECT_EQ(message([](IndexTopkArgs& a) { a.topk_scores.data = a.index_key.data; }),
-            "[index_topk] topk_scores must not share memory with an input, but they overlap");
+            "[index_topk] topk_scores must not share memory with index_key, but they overlap");
   EXPECT_EQ(call.indices.as<std::int32_t>()[0], 77);
   Scratch scratch;
   EXPECT_THROW(index_topk(call.args(), scratch.get(8)), Error);

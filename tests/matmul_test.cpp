@@ -206,6 +206,31 @@ TEST(Matmul, ErrorsNameRuleAndValue) {
   EXPECT_THROW(matmul(a.view, wide.view, c.view), Error);
 }
 
+TEST(Matmul, InPlaceIsRefused) {
+  const Operand a(3, 3, false, 0, 1), b(3, 3, false, 0, 2);
+  const auto message = [&](const Tensor& c) {
+    try {
+      matmul(a.view, b.view, c);
+    } catch (const Error& e) {
+      return std::string(e.what());
+    }
+    return std::string("no error");
+  };
+  EXPECT_EQ(message(a.view), "[matmul] c must not share memory with a, but they begin together");
+  EXPECT_EQ(message(b.view), "[matmul] c must not share memory with b, but they begin together");
+}
+
+// Heads beside one another in one buffer: their byte ranges overlap, their elements do not.
+TEST(Matmul, OneHeadIntoTheNextOfTheSameRows) {
+  const Operand heads(4, 6, false, 0, 1), b(3, 3, false, 0, 2), apart(4, 3, false, 0, 3);
+  const Tensor from = heads.view.channels(0, 3), into = heads.view.channels(3, 3);
+  matmul(from, b.view, apart.view);
+  matmul(from, b.view, into);
+  for (std::int64_t i = 0; i < 4; ++i) {
+    for (std::int64_t j = 0; j < 3; ++j) EXPECT_EQ(get(into, i, j), get(apart.view, i, j));
+  }
+}
+
 TEST(Linear, GradientsAndLeadingAxes) {
   Guarded x(DType::kF64, {2, 3, 4}), weight(DType::kF64, {5, 4}), w(DType::kF64, {2, 3, 5});
   Guarded y(DType::kF64, {2, 3, 5}), d_x(DType::kF64, {2, 3, 4}), d_weight(DType::kF64, {5, 4});

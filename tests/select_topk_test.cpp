@@ -308,7 +308,7 @@ TEST(SelectTopkErrors, ComeBeforeAnyWrite) {
   EXPECT_EQ(message([](SelectTopkArgs& a) { a.topk_scores.data = a.topk_indices.data; }),
             "[select_topk] topk_scores must not share memory with topk_indices, but they overlap");
   EXPECT_EQ(message([](SelectTopkArgs& a) { a.topk_indices.data = a.scores.data; }),
-            "[select_topk] topk_indices must not share memory with an input, but they overlap");
+            "[select_topk] topk_indices must not share memory with scores, but they overlap");
   EXPECT_EQ(indices.as<std::int32_t>()[0], 77);
 }
 

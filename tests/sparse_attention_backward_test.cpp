@@ -252,7 +252,7 @@ TEST(SparseAttentionBackward, Errors) {
   EXPECT_EQ(error([](auto& a) { a.d_output.dtype = DType::kBF16; }),
             "[sparse_attention_backward] d_output must be of dtype f32, got bf16");
   EXPECT_EQ(error([](auto& a) { a.d_query = a.query; }),
-            "[sparse_attention_backward] d_query must not share memory with an input, but they "
+            "[sparse_attention_backward] d_query must not share memory with query, but they "
             "overlap");
   EXPECT_TRUE(same_bits(before, call.d_query));
 }

@@ -263,7 +263,7 @@ TEST(SparseAttention, Errors) {
   EXPECT_EQ(error([](auto& a) { a.lse.dtype = DType::kBF16; }),
             "[sparse_attention] lse must be of dtype f32, got bf16");
   EXPECT_EQ(error([](auto& a) { a.output = a.query; }),
-            "[sparse_attention] output must not share memory with an input, but they overlap");
+            "[sparse_attention] output must not share memory with query, but they overlap");
   EXPECT_EQ(error([](auto& a) { a.key.shape[1] = 3; }),
             "[sparse_attention] heads must be a multiple of kv_heads, got 4 and 3");
 }

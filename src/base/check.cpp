@@ -5,6 +5,8 @@
 namespace winnow {
 namespace {
 
+constexpr std::int64_t kMaxExtent = (std::int64_t{1} << 31) - 1;  // indices of one axis fit an int
+
 // First and one-past-last byte that the view can touch.
 struct Span {
   std::uintptr_t first, last;
@@ -44,7 +46,13 @@ void check_shape(std::string_view operation, const char* name, const Tensor& t,
     const std::int64_t actual = t.shape[axis++];
     ok = actual >= 0 && (extent < 0 || extent == actual);
   }
-  if (ok) return;
+  if (ok) {
+    for (int i = 0; i < t.rank; ++i) {
+      WINNOW_CHECK(operation, t.shape[i] <= kMaxExtent,
+                   "{} must have extents of at most {}, got {}", name, kMaxExtent, shape_text(t));
+    }
+    return;
+  }
   std::string wanted;
   for (std::int64_t extent : shape) {
     wanted += (wanted.empty() ? "" : ", ") +

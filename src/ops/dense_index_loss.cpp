@@ -1,5 +1,6 @@
 #include "winnow/dense_index_loss.h"
 
+#include <array>
 #include <cmath>
 
 #include "base/implementation.h"
@@ -13,6 +14,22 @@ constexpr char kName[] = "dense_index_loss";
 constexpr const Implementation<DenseIndexLossArgs>* kList[] = {
     WINNOW_CPU_IMPLEMENTATIONS(dense_index_loss) & ref::dense_index_loss_implementation};
 
+auto inputs_of(const DenseIndexLossArgs& a) {
+  return std::array{ops::Named{"index_query", a.index_query},
+                    ops::Named{"index_key", a.index_key},
+                    ops::Named{"index_weights", a.index_weights},
+                    ops::Named{"query", a.query},
+                    ops::Named{"key", a.key},
+                    ops::Named{"lse", a.lse},
+                    ops::Named{"starts", a.starts},
+                    ops::Named{"ends", a.ends}};
+}
+auto outputs_of(const DenseIndexLossArgs& a) {
+  return std::array{ops::Named{"kl", a.kl}, ops::Named{"d_index_query", a.d_index_query},
+                    ops::Named{"d_index_key", a.d_index_key},
+                    ops::Named{"d_index_weights", a.d_index_weights}};
+}
+
 void check(const DenseIndexLossArgs& a) {
   ops::check_indexer(kName, a.index_query, a.index_key, a.index_weights, a.starts, a.ends);
   ops::check_attention(kName, a.query, a.key, a.starts, a.ends, a.softmax_scale);
@@ -23,19 +40,17 @@ void check(const DenseIndexLossArgs& a) {
   check_shape(kName, "lse", a.lse, {rows, a.query.shape[1]}, "[rows, heads]");
   check_dtype(kName, "lse", a.lse, {wide});
   WINNOW_CHECK(kName, std::isfinite(a.d_kl), "d_kl must be finite, got {}", a.d_kl);
-  const std::initializer_list<Tensor> inputs = {
-      a.index_query, a.index_key, a.index_weights, a.query, a.key, a.lse, a.starts, a.ends};
-  ops::check_output(kName, "kl", a.kl, wide, {rows}, "[rows]", inputs);
+  ops::check_tensor(kName, "kl", a.kl, wide, {rows}, "[rows]");
   ops::check_indexer_gradients(kName, a.index_query, a.index_key, a.d_index_query, a.d_index_key,
-                               a.d_index_weights, inputs);
-  for (const Tensor& gradient : {a.d_index_query, a.d_index_key, a.d_index_weights})
-    check_no_overlap(kName, "kl", a.kl, "a gradient", gradient);
+                               a.d_index_weights);
+  ops::check_memory(kName, inputs_of(a), outputs_of(a));
 }
 
 }  // namespace
 
 void dense_index_loss(const DenseIndexLossArgs& args, Workspace workspace) {
   check(args);
+  ops::check_data(kName, inputs_of(args), outputs_of(args));
   run_first(kName, kList, args, workspace);
 }
 

@@ -1,5 +1,6 @@
 #include "winnow/index_loss.h"
 
+#include <array>
 #include <cmath>
 
 #include "base/implementation.h"
@@ -13,6 +14,16 @@ constexpr char kName[] = "index_loss";
 constexpr const Implementation<IndexLossArgs>* kList[] = {WINNOW_CPU_IMPLEMENTATIONS(index_loss) &
                                                           ref::index_loss_implementation};
 
+auto inputs_of(const IndexLossArgs& a) {
+  return std::array{ops::Named{"attention_target", a.attention_target},
+                    ops::Named{"topk_scores", a.topk_scores},
+                    ops::Named{"topk_indices", a.topk_indices}, ops::Named{"starts", a.starts},
+                    ops::Named{"ends", a.ends}};
+}
+auto outputs_of(const IndexLossArgs& a) {
+  return std::array{ops::Named{"kl", a.kl}, ops::Named{"d_scores", a.d_scores}};
+}
+
 void check(const IndexLossArgs& a) {
   check_shape(kName, "attention_target", a.attention_target, {-1, -1}, "[rows, topk]");
   check_dtype(kName, "attention_target", a.attention_target, {DType::kF64, DType::kF32});
@@ -24,17 +35,16 @@ void check(const IndexLossArgs& a) {
   check_shape(kName, "topk_indices", a.topk_indices, {rows, topk}, "[rows, topk]");
   ops::check_ranges(kName, a.starts, a.ends, rows);
   WINNOW_CHECK(kName, std::isfinite(a.d_kl), "d_kl must be finite, got {}", a.d_kl);
-  const std::initializer_list<Tensor> inputs = {a.attention_target, a.topk_scores, a.topk_indices,
-                                                a.starts, a.ends};
-  ops::check_output(kName, "kl", a.kl, dtype, {rows}, "[rows]", inputs);
-  ops::check_output(kName, "d_scores", a.d_scores, dtype, {rows, topk}, "[rows, topk]", inputs);
-  check_no_overlap(kName, "d_scores", a.d_scores, "kl", a.kl);
+  ops::check_tensor(kName, "kl", a.kl, dtype, {rows}, "[rows]");
+  ops::check_tensor(kName, "d_scores", a.d_scores, dtype, {rows, topk}, "[rows, topk]");
+  ops::check_memory(kName, inputs_of(a), outputs_of(a));
 }
 
 }  // namespace
 
 void index_loss(const IndexLossArgs& args, Workspace workspace) {
   check(args);
+  ops::check_data(kName, inputs_of(args), outputs_of(args));
   run_first(kName, kList, args, workspace);
 }
 

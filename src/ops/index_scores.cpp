@@ -1,5 +1,7 @@
 #include "winnow/index_scores.h"
 
+#include <array>
+
 #include "base/implementation.h"
 #include "ops/lists.h"
 #include "ops/rules.h"
@@ -11,17 +13,27 @@ constexpr char kName[] = "index_scores";
 constexpr const Implementation<IndexScoresArgs>* kList[] = {
     WINNOW_CPU_IMPLEMENTATIONS(index_scores) & ref::index_scores_implementation};
 
+auto inputs_of(const IndexScoresArgs& a) {
+  return std::array{ops::Named{"index_query", a.index_query}, ops::Named{"index_key", a.index_key},
+                    ops::Named{"index_weights", a.index_weights}, ops::Named{"starts", a.starts},
+                    ops::Named{"ends", a.ends}};
+}
+auto outputs_of(const IndexScoresArgs& a) {
+  return std::array{ops::Named{"index_scores", a.index_scores}};
+}
+
 void check(const IndexScoresArgs& a) {
   ops::check_indexer(kName, a.index_query, a.index_key, a.index_weights, a.starts, a.ends);
-  ops::check_output(kName, "index_scores", a.index_scores, ops::wide_dtype(a.index_query.dtype),
-                    {a.index_query.shape[0], -1}, "[rows, width]",
-                    {a.index_query, a.index_key, a.index_weights, a.starts, a.ends});
+  ops::check_tensor(kName, "index_scores", a.index_scores, ops::wide_dtype(a.index_query.dtype),
+                    {a.index_query.shape[0], -1}, "[rows, width]");
+  ops::check_memory(kName, inputs_of(a), outputs_of(a));
 }
 
 }  // namespace
 
 void index_scores(const IndexScoresArgs& args, Workspace workspace) {
   check(args);
+  ops::check_data(kName, inputs_of(args), outputs_of(args));
   run_first(kName, kList, args, workspace);
 }
 

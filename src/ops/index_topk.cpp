@@ -1,5 +1,7 @@
 #include "winnow/index_topk.h"
 
+#include <array>
+
 #include "base/implementation.h"
 #include "ops/lists.h"
 #include "ops/rules.h"
@@ -11,17 +13,29 @@ constexpr char kName[] = "index_topk";
 constexpr const Implementation<IndexTopkArgs>* kList[] = {WINNOW_CPU_IMPLEMENTATIONS(index_topk) &
                                                           ref::index_topk_implementation};
 
+auto inputs_of(const IndexTopkArgs& a) {
+  return std::array{ops::Named{"index_query", a.index_query}, ops::Named{"index_key", a.index_key},
+                    ops::Named{"index_weights", a.index_weights}, ops::Named{"starts", a.starts},
+                    ops::Named{"ends", a.ends}};
+}
+auto outputs_of(const IndexTopkArgs& a) {
+  return std::array{ops::Named{"topk_indices", a.topk_indices},
+                    ops::Named{"topk_lengths", a.topk_lengths},
+                    ops::Named{"topk_scores", a.topk_scores}};
+}
+
 void check(const IndexTopkArgs& a) {
   ops::check_indexer(kName, a.index_query, a.index_key, a.index_weights, a.starts, a.ends);
   ops::check_selection(kName, a.topk_indices, a.topk_lengths, a.topk_scores,
-                       ops::wide_dtype(a.index_query.dtype), a.index_query.shape[0],
-                       {a.index_query, a.index_key, a.index_weights, a.starts, a.ends});
+                       ops::wide_dtype(a.index_query.dtype), a.index_query.shape[0]);
+  ops::check_memory(kName, inputs_of(a), outputs_of(a));
 }
 
 }  // namespace
 
 void index_topk(const IndexTopkArgs& args, Workspace workspace) {
   check(args);
+  ops::check_data(kName, inputs_of(args), outputs_of(args));
   run_first(kName, kList, args, workspace);
 }
 

@@ -25,7 +25,32 @@ void check_distinct(const char* operation, const char* name, const Tensor& outpu
   }
 }
 
+void check_not_null(const char* operation, std::span<const Named> tensors) {
+  for (const Named& t : tensors) {
+    WINNOW_CHECK(operation, t.tensor.data != nullptr || t.tensor.elements() == 0,
+                 "{} must have data, got null", t.name);
+  }
+}
+
 }  // namespace
+
+void check_memory(const char* operation, std::span<const Named> inputs,
+                  std::span<const Named> outputs) {
+  for (std::size_t i = 0; i < outputs.size(); ++i) {
+    const auto& [name, output] = outputs[i];
+    check_distinct(operation, name, output);
+    for (const Named& other : inputs)
+      check_no_overlap(operation, name, output, other.name, other.tensor);
+    for (const Named& other : outputs.first(i))
+      check_no_overlap(operation, name, output, other.name, other.tensor);
+  }
+}
+
+void check_data(const char* operation, std::span<const Named> inputs,
+                std::span<const Named> outputs) {
+  check_not_null(operation, inputs);
+  check_not_null(operation, outputs);
+}
 
 void check_ranges(const char* operation, const Tensor& starts, const Tensor& ends,
                   std::int64_t rows) {
@@ -101,45 +126,32 @@ void check_value(const char* operation, const Tensor& key, const Tensor& value,
   check_dtype(operation, "value", value, {key.dtype});
 }
 
-void check_output(const char* operation, const char* name, const Tensor& output, DType dtype,
-                  std::initializer_list<std::int64_t> shape, const char* layout,
-                  std::initializer_list<Tensor> inputs) {
-  check_shape(operation, name, output, shape, layout);
-  check_dtype(operation, name, output, {dtype});
-  check_distinct(operation, name, output);
-  for (const Tensor& input : inputs) check_no_overlap(operation, name, output, "an input", input);
+void check_tensor(const char* operation, const char* name, const Tensor& t, DType dtype,
+                  std::initializer_list<std::int64_t> shape, const char* layout) {
+  check_shape(operation, name, t, shape, layout);
+  check_dtype(operation, name, t, {dtype});
 }
 
 void check_selection(const char* operation, const Tensor& topk_indices, const Tensor& topk_lengths,
-                     const Tensor& topk_scores, DType score_dtype, std::int64_t rows,
-                     std::initializer_list<Tensor> inputs) {
+                     const Tensor& topk_scores, DType score_dtype, std::int64_t rows) {
   check_indices(operation, topk_indices, rows);
-  check_output(operation, "topk_indices", topk_indices, DType::kI32, {rows, -1}, "[rows, topk]",
-               inputs);
-  check_output(operation, "topk_lengths", topk_lengths, DType::kI32, {rows}, "[rows]", inputs);
-  check_no_overlap(operation, "topk_lengths", topk_lengths, "topk_indices", topk_indices);
+  check_tensor(operation, "topk_lengths", topk_lengths, DType::kI32, {rows}, "[rows]");
   if (topk_scores.empty()) return;
-  check_output(operation, "topk_scores", topk_scores, score_dtype, {rows, topk_indices.shape[1]},
-               "[rows, topk]", inputs);
-  check_no_overlap(operation, "topk_scores", topk_scores, "topk_indices", topk_indices);
-  check_no_overlap(operation, "topk_scores", topk_scores, "topk_lengths", topk_lengths);
+  check_tensor(operation, "topk_scores", topk_scores, score_dtype, {rows, topk_indices.shape[1]},
+               "[rows, topk]");
 }
 
 void check_indexer_gradients(const char* operation, const Tensor& index_query,
                              const Tensor& index_key, const Tensor& d_index_query,
-                             const Tensor& d_index_key, const Tensor& d_index_weights,
-                             std::initializer_list<Tensor> inputs) {
+                             const Tensor& d_index_key, const Tensor& d_index_weights) {
   const std::int64_t rows = index_query.shape[0], heads = index_query.shape[1];
   const DType wide = wide_dtype(index_query.dtype);
-  check_output(operation, "d_index_query", d_index_query, wide, {rows, heads, index_query.shape[2]},
-               "[rows, index_heads, index_dim]", inputs);
-  check_output(operation, "d_index_key", d_index_key, wide,
-               {index_key.shape[0], index_key.shape[1]}, "[keys, index_dim]", inputs);
-  check_output(operation, "d_index_weights", d_index_weights, wide, {rows, heads},
-               "[rows, index_heads]", inputs);
-  check_no_overlap(operation, "d_index_query", d_index_query, "d_index_key", d_index_key);
-  check_no_overlap(operation, "d_index_query", d_index_query, "d_index_weights", d_index_weights);
-  check_no_overlap(operation, "d_index_key", d_index_key, "d_index_weights", d_index_weights);
+  check_tensor(operation, "d_index_query", d_index_query, wide, {rows, heads, index_query.shape[2]},
+               "[rows, index_heads, index_dim]");
+  check_tensor(operation, "d_index_key", d_index_key, wide,
+               {index_key.shape[0], index_key.shape[1]}, "[keys, index_dim]");
+  check_tensor(operation, "d_index_weights", d_index_weights, wide, {rows, heads},
+               "[rows, index_heads]");
 }
 
 }  // namespace winnow::ops

@@ -1,6 +1,8 @@
 // Rules on arguments that several operations share. All are checked before anything is written.
 #pragma once
 
+#include <span>
+
 #include "base/check.h"
 #include "base/numbers.h"
 #include "winnow/tensor.h"
@@ -9,6 +11,21 @@ namespace winnow::ops {
 
 // The dtype of accumulation and of float outputs: f64 for f64 inputs, else f32.
 inline DType wide_dtype(DType input) { return input == DType::kF64 ? DType::kF64 : DType::kF32; }
+
+// A tensor of a call by the name of its argument; left out where it is empty.
+struct Named {
+  const char* name;
+  const Tensor& tensor;
+};
+
+// Rules on the memory of a call, when all shapes are checked: what is written overlaps neither
+// itself, nor what is read, nor another tensor that is written. A null pointer shares no memory.
+void check_memory(const char* operation, std::span<const Named> inputs,
+                  std::span<const Named> outputs);
+
+// Before a run: every tensor that has elements has data. Without a run it may be null.
+void check_data(const char* operation, std::span<const Named> inputs,
+                std::span<const Named> outputs);
 
 // starts and ends: int32 [rows].
 void check_ranges(const char* operation, const Tensor& starts, const Tensor& ends,
@@ -33,23 +50,19 @@ void check_slots(const char* operation, const Tensor& topk_indices, const Tensor
 // value [keys, kv_heads, dim_v] in the dtype of key; left out, dim_v must fit into the key.
 void check_value(const char* operation, const Tensor& key, const Tensor& value, std::int64_t dim_v);
 
-// A written tensor of the given dtype and shape that shares no memory with the inputs.
-void check_output(const char* operation, const char* name, const Tensor& output, DType dtype,
-                  std::initializer_list<std::int64_t> shape, const char* layout,
-                  std::initializer_list<Tensor> inputs);
+// A tensor of the given shape and dtype.
+void check_tensor(const char* operation, const char* name, const Tensor& t, DType dtype,
+                  std::initializer_list<std::int64_t> shape, const char* layout);
 
 // What a selection writes: topk_indices int32 [rows, topk], topk_lengths int32 [rows] and, unless
-// left out, topk_scores [rows, topk] of the given dtype; none shares memory with another or with
-// the inputs.
+// left out, topk_scores [rows, topk] of the given dtype.
 void check_selection(const char* operation, const Tensor& topk_indices, const Tensor& topk_lengths,
-                     const Tensor& topk_scores, DType score_dtype, std::int64_t rows,
-                     std::initializer_list<Tensor> inputs);
+                     const Tensor& topk_scores, DType score_dtype, std::int64_t rows);
 
 // The gradients of the indexer's inputs: d_index_query [rows, index_heads, index_dim], d_index_key
 // [keys, index_dim], d_index_weights [rows, index_heads].
 void check_indexer_gradients(const char* operation, const Tensor& index_query,
                              const Tensor& index_key, const Tensor& d_index_query,
-                             const Tensor& d_index_key, const Tensor& d_index_weights,
-                             std::initializer_list<Tensor> inputs);
+                             const Tensor& d_index_key, const Tensor& d_index_weights);
 
 }  // namespace winnow::ops

@@ -1,5 +1,7 @@
 #include "winnow/select_topk.h"
 
+#include <array>
+
 #include "base/implementation.h"
 #include "ops/lists.h"
 #include "ops/rules.h"
@@ -11,19 +13,30 @@ constexpr char kName[] = "select_topk";
 constexpr const Implementation<SelectTopkArgs>* kList[] = {WINNOW_CPU_IMPLEMENTATIONS(select_topk) &
                                                            ref::select_topk_implementation};
 
+auto inputs_of(const SelectTopkArgs& a) {
+  return std::array{ops::Named{"scores", a.scores}, ops::Named{"starts", a.starts},
+                    ops::Named{"ends", a.ends}};
+}
+auto outputs_of(const SelectTopkArgs& a) {
+  return std::array{ops::Named{"topk_indices", a.topk_indices},
+                    ops::Named{"topk_lengths", a.topk_lengths},
+                    ops::Named{"topk_scores", a.topk_scores}};
+}
+
 void check(const SelectTopkArgs& a) {
   check_shape(kName, "scores", a.scores, {-1, -1}, "[rows, width]");
   check_dtype(kName, "scores", a.scores, {DType::kF64, DType::kF32, DType::kBF16, DType::kF16});
   ops::check_ranges(kName, a.starts, a.ends, a.scores.shape[0]);
   ops::check_selection(kName, a.topk_indices, a.topk_lengths, a.topk_scores,
-                       ops::wide_dtype(a.scores.dtype), a.scores.shape[0],
-                       {a.scores, a.starts, a.ends});
+                       ops::wide_dtype(a.scores.dtype), a.scores.shape[0]);
+  ops::check_memory(kName, inputs_of(a), outputs_of(a));
 }
 
 }  // namespace
 
 void select_topk(const SelectTopkArgs& args, Workspace workspace) {
   check(args);
+  ops::check_data(kName, inputs_of(args), outputs_of(args));
   run_first(kName, kList, args, workspace);
 }
 

@@ -1,5 +1,7 @@
 #include "winnow/sparse_attention.h"
 
+#include <array>
+
 #include "base/implementation.h"
 #include "ops/lists.h"
 #include "ops/rules.h"
@@ -11,24 +13,37 @@ constexpr char kName[] = "sparse_attention";
 constexpr const Implementation<SparseAttentionArgs>* kList[] = {
     WINNOW_CPU_IMPLEMENTATIONS(sparse_attention) & ref::sparse_attention_implementation};
 
+auto inputs_of(const SparseAttentionArgs& a) {
+  return std::array{ops::Named{"query", a.query},
+                    ops::Named{"key", a.key},
+                    ops::Named{"value", a.value},
+                    ops::Named{"topk_indices", a.topk_indices},
+                    ops::Named{"topk_lengths", a.topk_lengths},
+                    ops::Named{"starts", a.starts},
+                    ops::Named{"ends", a.ends}};
+}
+auto outputs_of(const SparseAttentionArgs& a) {
+  return std::array{ops::Named{"output", a.output}, ops::Named{"lse", a.lse}};
+}
+
 void check(const SparseAttentionArgs& a) {
   ops::check_attention(kName, a.query, a.key, a.starts, a.ends, a.softmax_scale);
   const std::int64_t rows = a.query.shape[0], heads = a.query.shape[1];
-  const auto inputs = {a.query, a.key, a.value, a.topk_indices, a.topk_lengths, a.starts, a.ends};
   ops::check_slots(kName, a.topk_indices, a.topk_lengths, rows);
-  ops::check_output(kName, "output", a.output,
+  ops::check_tensor(kName, "output", a.output,
                     a.output.dtype == DType::kF32 ? DType::kF32 : a.query.dtype, {rows, heads, -1},
-                    "[rows, heads, dim_v]", inputs);
+                    "[rows, heads, dim_v]");
   ops::check_value(kName, a.key, a.value, a.output.shape[2]);
-  ops::check_output(kName, "lse", a.lse, ops::wide_dtype(a.query.dtype), {rows, heads},
-                    "[rows, heads]", inputs);
-  check_no_overlap(kName, "output", a.output, "lse", a.lse);
+  ops::check_tensor(kName, "lse", a.lse, ops::wide_dtype(a.query.dtype), {rows, heads},
+                    "[rows, heads]");
+  ops::check_memory(kName, inputs_of(a), outputs_of(a));
 }
 
 }  // namespace
 
 void sparse_attention(const SparseAttentionArgs& args, Workspace workspace) {
   check(args);
+  ops::check_data(kName, inputs_of(args), outputs_of(args));
   run_first(kName, kList, args, workspace);
 }
 

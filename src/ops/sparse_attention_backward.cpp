@@ -1,5 +1,7 @@
 #include "winnow/sparse_attention_backward.h"
 
+#include <array>
+
 #include "base/implementation.h"
 #include "ops/lists.h"
 #include "ops/rules.h"
@@ -11,6 +13,23 @@ constexpr char kName[] = "sparse_attention_backward";
 constexpr const Implementation<SparseAttentionBackwardArgs>* kList[] = {
     WINNOW_CPU_IMPLEMENTATIONS(sparse_attention_backward) &
     ref::sparse_attention_backward_implementation};
+
+auto inputs_of(const SparseAttentionBackwardArgs& a) {
+  return std::array{ops::Named{"query", a.query},
+                    ops::Named{"key", a.key},
+                    ops::Named{"value", a.value},
+                    ops::Named{"topk_indices", a.topk_indices},
+                    ops::Named{"topk_lengths", a.topk_lengths},
+                    ops::Named{"starts", a.starts},
+                    ops::Named{"ends", a.ends},
+                    ops::Named{"output", a.output},
+                    ops::Named{"lse", a.lse},
+                    ops::Named{"d_output", a.d_output}};
+}
+auto outputs_of(const SparseAttentionBackwardArgs& a) {
+  return std::array{ops::Named{"d_query", a.d_query}, ops::Named{"d_key", a.d_key},
+                    ops::Named{"d_value", a.d_value}};
+}
 
 void check(const SparseAttentionBackwardArgs& a) {
   ops::check_attention(kName, a.query, a.key, a.starts, a.ends, a.softmax_scale);
@@ -27,29 +46,26 @@ void check(const SparseAttentionBackwardArgs& a) {
   check_shape(kName, "d_output", a.d_output, {rows, heads, dim_v}, "[rows, heads, dim_v]");
   check_dtype(kName, "d_output", a.d_output, {a.output.dtype});
 
-  const auto inputs = {a.query,  a.key,  a.value,  a.topk_indices, a.topk_lengths,
-                       a.starts, a.ends, a.output, a.lse,          a.d_output};
-  ops::check_output(kName, "d_query", a.d_query, wide, {rows, heads, dim_qk},
-                    "[rows, heads, dim_qk]", inputs);
-  ops::check_output(kName, "d_key", a.d_key, wide, {keys, kv_heads, dim_qk},
-                    "[keys, kv_heads, dim_qk]", inputs);
-  check_no_overlap(kName, "d_query", a.d_query, "d_key", a.d_key);
+  ops::check_tensor(kName, "d_query", a.d_query, wide, {rows, heads, dim_qk},
+                    "[rows, heads, dim_qk]");
+  ops::check_tensor(kName, "d_key", a.d_key, wide, {keys, kv_heads, dim_qk},
+                    "[keys, kv_heads, dim_qk]");
   if (a.value.empty()) {
     WINNOW_CHECK(kName, a.d_value.empty(),
                  "d_value must be left out where value is: d_key holds both gradients, got {}",
                  shape_text(a.d_value));
-    return;
+  } else {
+    ops::check_tensor(kName, "d_value", a.d_value, wide, {keys, kv_heads, dim_v},
+                      "[keys, kv_heads, dim_v]");
   }
-  ops::check_output(kName, "d_value", a.d_value, wide, {keys, kv_heads, dim_v},
-                    "[keys, kv_heads, dim_v]", inputs);
-  check_no_overlap(kName, "d_value", a.d_value, "d_query", a.d_query);
-  check_no_overlap(kName, "d_value", a.d_value, "d_key", a.d_key);
+  ops::check_memory(kName, inputs_of(a), outputs_of(a));
 }
 
 }  // namespace
 
 void sparse_attention_backward(const SparseAttentionBackwardArgs& args, Workspace workspace) {
   check(args);
+  ops::check_data(kName, inputs_of(args), outputs_of(args));
   run_first(kName, kList, args, workspace);
 }
 
