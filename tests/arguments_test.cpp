@@ -68,7 +68,8 @@ void expect_refusals(const char* operation, const Arena& arena, const Args& call
     (args.*field.tensor).data = nullptr;
     EXPECT_EQ(workspace_bytes(args), workspace.bytes);
     EXPECT_EQ(explain(args).chosen(), explain(call).chosen());
-    EXPECT_EQ(message(args), fmt::format("[{}] {} must have data, got null", operation, field.name));
+    EXPECT_EQ(message(args),
+              fmt::format("[{}] {} must have data, got null", operation, field.name));
   }
   for (const Field<Args>& output : outputs) {
     for (const Field<Args>& input : inputs) {
@@ -88,8 +89,13 @@ void expect_refusals(const char* operation, const Arena& arena, const Args& call
 TEST(Arguments, OfIndexScores) {
   Arena m;
   using A = IndexScoresArgs;
-  A a{m.f32({kRows, kHeads, kDim}), m.f32({kKeys, kDim}), m.f32({kRows, kHeads}),
-      m.i32({kRows}), m.i32({kRows}), true, m.f32({kRows, kKeys})};
+  A a{m.f32({kRows, kHeads, kDim}),
+      m.f32({kKeys, kDim}),
+      m.f32({kRows, kHeads}),
+      m.i32({kRows}),
+      m.i32({kRows}),
+      true,
+      m.f32({kRows, kKeys})};
   expect_refusals<A>("index_scores", m, a, index_scores, index_scores_workspace_bytes,
                      {FIELD(A, index_query), FIELD(A, index_key), FIELD(A, index_weights),
                       FIELD(A, starts), FIELD(A, ends)},
@@ -109,8 +115,15 @@ TEST(Arguments, OfSelectTopk) {
 TEST(Arguments, OfIndexTopk) {
   Arena m;
   using A = IndexTopkArgs;
-  A a{m.f32({kRows, kHeads, kDim}), m.f32({kKeys, kDim}), m.f32({kRows, kHeads}), m.i32({kRows}),
-      m.i32({kRows}), true, m.i32({kRows, kTopk}), m.i32({kRows}), m.f32({kRows, kTopk})};
+  A a{m.f32({kRows, kHeads, kDim}),
+      m.f32({kKeys, kDim}),
+      m.f32({kRows, kHeads}),
+      m.i32({kRows}),
+      m.i32({kRows}),
+      true,
+      m.i32({kRows, kTopk}),
+      m.i32({kRows}),
+      m.f32({kRows, kTopk})};
   expect_refusals<A>("index_topk", m, a, index_topk, index_topk_workspace_bytes,
                      {FIELD(A, index_query), FIELD(A, index_key), FIELD(A, index_weights),
                       FIELD(A, starts), FIELD(A, ends)},
@@ -120,9 +133,16 @@ TEST(Arguments, OfIndexTopk) {
 TEST(Arguments, OfSparseAttention) {
   Arena m;
   using A = SparseAttentionArgs;
-  A a{m.f32({kRows, kHeads, kDim}), m.f32({kKeys, 1, kDim}), m.f32({kKeys, 1, kDim}),
-      m.i32({kRows, kTopk}), m.i32({kRows}), m.i32({kRows}), m.i32({kRows}), 0.5,
-      m.f32({kRows, kHeads, kDim}), m.f32({kRows, kHeads})};
+  A a{m.f32({kRows, kHeads, kDim}),
+      m.f32({kKeys, 1, kDim}),
+      m.f32({kKeys, 1, kDim}),
+      m.i32({kRows, kTopk}),
+      m.i32({kRows}),
+      m.i32({kRows}),
+      m.i32({kRows}),
+      0.5,
+      m.f32({kRows, kHeads, kDim}),
+      m.f32({kRows, kHeads})};
   expect_refusals<A>("sparse_attention", m, a, sparse_attention, sparse_attention_workspace_bytes,
                      {FIELD(A, query), FIELD(A, key), FIELD(A, value), FIELD(A, topk_indices),
                       FIELD(A, topk_lengths), FIELD(A, starts), FIELD(A, ends)},
@@ -132,17 +152,26 @@ TEST(Arguments, OfSparseAttention) {
 TEST(Arguments, OfSparseAttentionBackward) {
   Arena m;
   using A = SparseAttentionBackwardArgs;
-  A a{m.f32({kRows, kHeads, kDim}), m.f32({kKeys, 1, kDim}), m.f32({kKeys, 1, kDim}),
-      m.i32({kRows, kTopk}), m.i32({kRows}), m.i32({kRows}), m.i32({kRows}), 0.5,
-      m.f32({kRows, kHeads, kDim}), m.f32({kRows, kHeads}), m.f32({kRows, kHeads, kDim}),
-      m.f32({kRows, kHeads, kDim}), m.f32({kKeys, 1, kDim}), m.f32({kKeys, 1, kDim})};
-  expect_refusals<A>(
-      "sparse_attention_backward", m, a, sparse_attention_backward,
-      sparse_attention_backward_workspace_bytes,
-      {FIELD(A, query), FIELD(A, key), FIELD(A, value), FIELD(A, topk_indices),
-       FIELD(A, topk_lengths), FIELD(A, starts), FIELD(A, ends), FIELD(A, output), FIELD(A, lse),
-       FIELD(A, d_output)},
-      {FIELD(A, d_query), FIELD(A, d_key), FIELD(A, d_value)});
+  A a{m.f32({kRows, kHeads, kDim}),
+      m.f32({kKeys, 1, kDim}),
+      m.f32({kKeys, 1, kDim}),
+      m.i32({kRows, kTopk}),
+      m.i32({kRows}),
+      m.i32({kRows}),
+      m.i32({kRows}),
+      0.5,
+      m.f32({kRows, kHeads, kDim}),
+      m.f32({kRows, kHeads}),
+      m.f32({kRows, kHeads, kDim}),
+      m.f32({kRows, kHeads, kDim}),
+      m.f32({kKeys, 1, kDim}),
+      m.f32({kKeys, 1, kDim})};
+  expect_refusals<A>("sparse_attention_backward", m, a, sparse_attention_backward,
+                     sparse_attention_backward_workspace_bytes,
+                     {FIELD(A, query), FIELD(A, key), FIELD(A, value), FIELD(A, topk_indices),
+                      FIELD(A, topk_lengths), FIELD(A, starts), FIELD(A, ends), FIELD(A, output),
+                      FIELD(A, lse), FIELD(A, d_output)},
+                     {FIELD(A, d_query), FIELD(A, d_key), FIELD(A, d_value)});
   // Without a value there are two gradients, which share no memory with anything either.
   a.value = a.d_value = {};
   expect_refusals<A>("sparse_attention_backward", m, a, sparse_attention_backward,
@@ -153,8 +182,14 @@ TEST(Arguments, OfSparseAttentionBackward) {
 TEST(Arguments, OfAttentionTarget) {
   Arena m;
   using A = AttentionTargetArgs;
-  A a{m.f32({kRows, kHeads, kDim}), m.f32({kKeys, 1, kDim}), m.f32({kRows, kHeads}),
-      m.i32({kRows, kTopk}), m.i32({kRows}), m.i32({kRows}), 0.5, m.f32({kRows, kTopk})};
+  A a{m.f32({kRows, kHeads, kDim}),
+      m.f32({kKeys, 1, kDim}),
+      m.f32({kRows, kHeads}),
+      m.i32({kRows, kTopk}),
+      m.i32({kRows}),
+      m.i32({kRows}),
+      0.5,
+      m.f32({kRows, kTopk})};
   expect_refusals<A>("attention_target", m, a, attention_target, attention_target_workspace_bytes,
                      {FIELD(A, query), FIELD(A, key), FIELD(A, lse), FIELD(A, topk_indices),
                       FIELD(A, starts), FIELD(A, ends)},
@@ -164,8 +199,9 @@ TEST(Arguments, OfAttentionTarget) {
 TEST(Arguments, OfIndexLoss) {
   Arena m;
   using A = IndexLossArgs;
-  A a{m.f32({kRows, kTopk}), m.f32({kRows, kTopk}), m.i32({kRows, kTopk}), m.i32({kRows}),
-      m.i32({kRows}), 1, m.f32({kRows}), m.f32({kRows, kTopk})};
+  A a{m.f32({kRows, kTopk}), m.f32({kRows, kTopk}), m.i32({kRows, kTopk}),
+      m.i32({kRows}),        m.i32({kRows}),        1,
+      m.f32({kRows}),        m.f32({kRows, kTopk})};
   expect_refusals<A>("index_loss", m, a, index_loss, index_loss_workspace_bytes,
                      {FIELD(A, attention_target), FIELD(A, topk_scores), FIELD(A, topk_indices),
                       FIELD(A, starts), FIELD(A, ends)},
@@ -175,8 +211,14 @@ TEST(Arguments, OfIndexLoss) {
 TEST(Arguments, OfIndexScoresAt) {
   Arena m;
   using A = IndexScoresAtArgs;
-  A a{m.f32({kRows, kHeads, kDim}), m.f32({kKeys, kDim}), m.f32({kRows, kHeads}),
-      m.i32({kRows, kTopk}), m.i32({kRows}), m.i32({kRows}), true, m.f32({kRows, kTopk})};
+  A a{m.f32({kRows, kHeads, kDim}),
+      m.f32({kKeys, kDim}),
+      m.f32({kRows, kHeads}),
+      m.i32({kRows, kTopk}),
+      m.i32({kRows}),
+      m.i32({kRows}),
+      true,
+      m.f32({kRows, kTopk})};
   expect_refusals<A>("index_scores_at", m, a, index_scores_at, index_scores_at_workspace_bytes,
                      {FIELD(A, index_query), FIELD(A, index_key), FIELD(A, index_weights),
                       FIELD(A, topk_indices), FIELD(A, starts), FIELD(A, ends)},
@@ -186,30 +228,48 @@ TEST(Arguments, OfIndexScoresAt) {
 TEST(Arguments, OfIndexScoresAtBackward) {
   Arena m;
   using A = IndexScoresAtBackwardArgs;
-  A a{m.f32({kRows, kHeads, kDim}), m.f32({kKeys, kDim}), m.f32({kRows, kHeads}),
-      m.i32({kRows, kTopk}), m.i32({kRows}), m.i32({kRows}), true, m.f32({kRows, kTopk}),
-      m.f32({kRows, kHeads, kDim}), m.f32({kKeys, kDim}), m.f32({kRows, kHeads})};
-  expect_refusals<A>(
-      "index_scores_at_backward", m, a, index_scores_at_backward,
-      index_scores_at_backward_workspace_bytes,
-      {FIELD(A, index_query), FIELD(A, index_key), FIELD(A, index_weights), FIELD(A, topk_indices),
-       FIELD(A, starts), FIELD(A, ends), FIELD(A, d_scores)},
-      {FIELD(A, d_index_query), FIELD(A, d_index_key), FIELD(A, d_index_weights)});
+  A a{m.f32({kRows, kHeads, kDim}),
+      m.f32({kKeys, kDim}),
+      m.f32({kRows, kHeads}),
+      m.i32({kRows, kTopk}),
+      m.i32({kRows}),
+      m.i32({kRows}),
+      true,
+      m.f32({kRows, kTopk}),
+      m.f32({kRows, kHeads, kDim}),
+      m.f32({kKeys, kDim}),
+      m.f32({kRows, kHeads})};
+  expect_refusals<A>("index_scores_at_backward", m, a, index_scores_at_backward,
+                     index_scores_at_backward_workspace_bytes,
+                     {FIELD(A, index_query), FIELD(A, index_key), FIELD(A, index_weights),
+                      FIELD(A, topk_indices), FIELD(A, starts), FIELD(A, ends), FIELD(A, d_scores)},
+                     {FIELD(A, d_index_query), FIELD(A, d_index_key), FIELD(A, d_index_weights)});
 }
 
 TEST(Arguments, OfDenseIndexLoss) {
   Arena m;
   using A = DenseIndexLossArgs;
-  A a{m.f32({kRows, kHeads, kDim}), m.f32({kKeys, kDim}), m.f32({kRows, kHeads}), true,
-      m.f32({kRows, kHeads, kDim}), m.f32({kKeys, 1, kDim}), m.f32({kRows, kHeads}), 0.5,
-      m.i32({kRows}), m.i32({kRows}), 1, {}, m.f32({kRows}), m.f32({kRows, kHeads, kDim}),
-      m.f32({kKeys, kDim}), m.f32({kRows, kHeads})};
-  expect_refusals<A>("dense_index_loss", m, a, dense_index_loss, dense_index_loss_workspace_bytes,
-                     {FIELD(A, index_query), FIELD(A, index_key), FIELD(A, index_weights),
-                      FIELD(A, query), FIELD(A, key), FIELD(A, lse), FIELD(A, starts),
-                      FIELD(A, ends)},
-                     {FIELD(A, kl), FIELD(A, d_index_query), FIELD(A, d_index_key),
-                      FIELD(A, d_index_weights)});
+  A a{m.f32({kRows, kHeads, kDim}),
+      m.f32({kKeys, kDim}),
+      m.f32({kRows, kHeads}),
+      true,
+      m.f32({kRows, kHeads, kDim}),
+      m.f32({kKeys, 1, kDim}),
+      m.f32({kRows, kHeads}),
+      0.5,
+      m.i32({kRows}),
+      m.i32({kRows}),
+      1,
+      {},
+      m.f32({kRows}),
+      m.f32({kRows, kHeads, kDim}),
+      m.f32({kKeys, kDim}),
+      m.f32({kRows, kHeads})};
+  expect_refusals<A>(
+      "dense_index_loss", m, a, dense_index_loss, dense_index_loss_workspace_bytes,
+      {FIELD(A, index_query), FIELD(A, index_key), FIELD(A, index_weights), FIELD(A, query),
+       FIELD(A, key), FIELD(A, lse), FIELD(A, starts), FIELD(A, ends)},
+      {FIELD(A, kl), FIELD(A, d_index_query), FIELD(A, d_index_key), FIELD(A, d_index_weights)});
 }
 
 #undef FIELD
