@@ -83,8 +83,6 @@ double AttentionInputs::input_elements() const {
                              value.view().elements());
 }
 
-double gamma_of(DType dtype, double n) { return gamma(n) * (dtype == DType::kF64 ? 0x1p-28 : 1); }
-
 double storage_error(DType dtype) {
   if (dtype == DType::kBF16) return 0x1p-8;
   return dtype == DType::kF16 ? 0x1p-11 : 0;

@@ -34,10 +34,6 @@ struct AttentionInputs {
   Guarded query, key, value, topk_indices, topk_lengths, starts, ends;
 };
 
-// What f32 arithmetic may lose, relative to a sum of magnitudes, in n roundings: bounds.h's gamma,
-// with the unit of double for f64 (twice, as the truth is computed in double as well).
-double gamma_of(DType dtype, double n);
-
 // Relative error of rounding to the dtype of an output; 0 for f32 and f64, counted elsewhere.
 double storage_error(DType dtype);
 

@@ -16,6 +16,13 @@ inline constexpr double kUnit = 0x1p-24;  // f32 unit roundoff
 // against the sum of the magnitudes of its terms (Higham, Accuracy and Stability, section 3.1).
 inline double gamma(double n) { return n * kUnit / (1 - n * kUnit); }
 
+// gamma_n of the arithmetic of a call: f32, or double where its inputs are f64. The unit of double,
+// 2^-53, is 2^-29 of f32's, and n u / (1 - n u) shrinks by at least that. The truth of an f64 call
+// is rounded in double too; no room is left for that, so such a call has n roundings in all.
+inline double gamma_of(DType inputs, double n) {
+  return inputs == DType::kF64 ? gamma(n) * 0x1p-29 : gamma(n);
+}
+
 // The worst element so far, as |difference| / bound. A NaN where the reference has a number (or the
 // other way round) is an infinite error; equal infinities agree. So is a bound that is no number:
 // it would hide behind every comparison.

@@ -25,10 +25,6 @@ double dot_magnitude(const Tensor& query, const Tensor& key, std::int64_t i, std
 
 }  // namespace
 
-double gamma_for(DType inputs, double n) {
-  return inputs == DType::kF64 ? gamma(n) * 0x1p-29 : gamma(n);
-}
-
 Approximate approximate_score(const Tensor& query, const Tensor& key, const Tensor& weights,
                               bool relu, std::int64_t i, std::int64_t j) {
   const auto heads = static_cast<double>(query.shape[1]), dim = static_cast<double>(query.shape[2]);
@@ -36,13 +32,13 @@ Approximate approximate_score(const Tensor& query, const Tensor& key, const Tens
   for (std::int64_t h = 0; h < query.shape[1]; ++h)
     magnitude += std::abs(ref::get(weights, i, h)) * dot_magnitude(query, key, i, h, j);
   return {ref::index_score(query, key, weights, relu, i, j),
-          gamma_for(query.dtype, dim + heads + 2) * magnitude};
+          gamma_of(query.dtype, dim + heads + 2) * magnitude};
 }
 
 Approximate approximate_target(const Tensor& query, const Tensor& key, const Tensor& lse,
                                double scale, std::int64_t i, std::int64_t j) {
   const std::int64_t heads = query.shape[1], dim = query.shape[2], group = heads / key.shape[1];
-  const double u = gamma_for(query.dtype, 1);
+  const double u = gamma_of(query.dtype, 1);
   Approximate sum;
   for (std::int64_t h = 0; h < heads; ++h) {
     const double l = ref::get(lse, i, h);
@@ -54,18 +50,18 @@ Approximate approximate_target(const Tensor& query, const Tensor& key, const Ten
     // The dot: dim + 1 roundings per term, the f32 scale one more; then one of x. exp carries the
     // error of x over and adds 1 ulp, two unit roundoffs.
     const double off =
-        gamma_for(query.dtype, static_cast<double>(dim) + 2) * scale * magnitude + u * std::abs(x);
+        gamma_of(query.dtype, static_cast<double>(dim) + 2) * scale * magnitude + u * std::abs(x);
     const double value = std::exp(x);
     sum.value += value;
     sum.error += value * std::expm1(off) + 2 * u * value * std::exp(off) + kTiny;
   }
-  sum.error += gamma_for(query.dtype, static_cast<double>(heads) + 1) * (sum.value + sum.error);
+  sum.error += gamma_of(query.dtype, static_cast<double>(heads) + 1) * (sum.value + sum.error);
   return sum;
 }
 
 RowBounds row_bounds(DType inputs, const std::vector<Approximate>& target,
                      const std::vector<Approximate>& score, double d_kl) {
-  const double u = gamma_for(inputs, 1), sum_error = gamma_for(inputs, kBlockSum);
+  const double u = gamma_of(inputs, 1), sum_error = gamma_of(inputs, kBlockSum);
   const std::size_t n = target.size();
   ref::RowLoss loss;
   double mass_off = 0;
@@ -126,7 +122,7 @@ void BackwardBounds::add(std::int64_t i, std::int64_t j, Approximate g) {
   const double most_g = std::abs(g.value) + g.error;
   for (std::int64_t h = 0; h < heads_; ++h) {
     const double u = ref::index_dot(query_, key_, i, h, j), w = std::abs(ref::get(weights_, i, h));
-    const double u_off = gamma_for(query_.dtype, static_cast<double>(dim_) + 1) *
+    const double u_off = gamma_of(query_.dtype, static_cast<double>(dim_) + 1) *
                          dot_magnitude(query_, key_, i, h, j);
     const double active = std::abs(ref::activate(u, relu_));
     d_weights_[static_cast<std::size_t>(i * heads_ + h)].add(most_g * active,
@@ -144,7 +140,7 @@ void BackwardBounds::add(std::int64_t i, std::int64_t j, Approximate g) {
 
 // A chain of `terms`, 8 lanes or parts more to be added up, and the products of each term.
 double BackwardBounds::bound(const Sum& sum) const {
-  return sum.error + gamma_for(query_.dtype, sum.terms + 8 + 4) * (sum.magnitude + sum.error) +
+  return sum.error + gamma_of(query_.dtype, sum.terms + 8 + 4) * (sum.magnitude + sum.error) +
          kTiny * (sum.terms + 1);
 }
 

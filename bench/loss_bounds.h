@@ -12,9 +12,6 @@
 
 namespace winnow::bench {
 
-// gamma_n of the arithmetic of a call: f32, or double where the inputs are f64.
-double gamma_for(DType inputs, double n);
-
 // A number that a kernel computes, and how far off it may be.
 struct Approximate {
   double value = 0, error = 0;

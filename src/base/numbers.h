@@ -70,45 +70,6 @@ inline double to_double(float x) { return x; }
 inline double to_double(BF16 x) { return to_float(x); }
 inline double to_double(F16 x) { return to_float(x); }
 
-template <class T>
-struct DTypeOf;
-template <>
-struct DTypeOf<double> {
-  static constexpr DType value = DType::kF64;
-};
-template <>
-struct DTypeOf<float> {
-  static constexpr DType value = DType::kF32;
-};
-template <>
-struct DTypeOf<BF16> {
-  static constexpr DType value = DType::kBF16;
-};
-template <>
-struct DTypeOf<F16> {
-  static constexpr DType value = DType::kF16;
-};
-template <>
-struct DTypeOf<std::int32_t> {
-  static constexpr DType value = DType::kI32;
-};
-template <>
-struct DTypeOf<std::int64_t> {
-  static constexpr DType value = DType::kI64;
-};
-
-// Calls f with a value of the C++ type of a floating dtype:
-// with_float(t.dtype, [&]<class T>(T) {...}).
-template <class F>
-decltype(auto) with_float(DType dtype, F&& f) {
-  switch (dtype) {
-    case DType::kF64: return f(double{});
-    case DType::kBF16: return f(BF16{});
-    case DType::kF16: return f(F16{});
-    default: return f(float{});
-  }
-}
-
 inline bool is_float(DType dtype) {
   return dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kBF16 ||
          dtype == DType::kF16;

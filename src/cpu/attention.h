@@ -9,45 +9,13 @@
 #pragma once
 
 #include "base/row_range.h"
-#include "cpu/tile.h"
+#include "cpu/columns.h"
+#include "cpu/slots.h"
 
 namespace winnow::cpu::WINNOW_ISA {
 
 inline constexpr std::int64_t kSlotBlock = 64;   // slots whose values are copied side by side
 inline constexpr std::int64_t kDepthStep = 288;  // channels of a panel that stay in L1: 18 KiB
-
-struct Slots {
-  const std::int32_t* ids = nullptr;  // null: the keys first, first + 1, ...
-  std::int64_t first = 0, count = 0;
-  std::int64_t key(std::int64_t s) const { return ids != nullptr ? ids[s] : first + s; }
-};
-
-// The ids of a row's list that count, in list order; returns how many.
-inline std::int64_t compact_ids(const Tensor& topk_indices, const Tensor& topk_lengths,
-                                const RowRange& range, std::int64_t row, std::int32_t* ids) {
-  std::int64_t slots = topk_indices.shape[1];
-  if (!topk_lengths.empty()) {
-    slots = min64(slots, topk_lengths.as<std::int32_t>()[row * topk_lengths.strides[0]]);
-  }
-  const std::int32_t* list = topk_indices.as<std::int32_t>() + row * topk_indices.strides[0];
-  std::int64_t count = 0;
-  for (std::int64_t s = 0; s < slots; ++s) {
-    const std::int32_t id = list[s * topk_indices.strides[1]];
-    ids[count] = id;  // never past the list: count <= s
-    count += range.contains(id) ? 1 : 0;
-  }
-  return count;
-}
-
-// The rows of one key head.
-template <class T>
-struct KeyRows {
-  const T* data;
-  std::int64_t stride;
-  KeyRows(const Tensor& t, std::int64_t head)
-      : data(t.as<T>() + head * t.strides[1]), stride(t.strides[0]) {}
-  const T* operator[](std::int64_t key) const { return data + key * stride; }
-};
 
 // The rows [channels] of the pairs of a run, of a tensor [rows, heads, channels].
 template <class T>
@@ -95,36 +63,8 @@ template <class T>
 void pack_slots(const KeyRows<T>& keys, const Slots& slots, std::int64_t s, std::int64_t depth,
                 float* panel) {
   const T* row[kPanel];
-  for (int i = 0; i < kPanel; ++i) row[i] = keys[slots.key(min64(s + i, slots.count - 1))];
+  slot_rows(keys, slots, s, row);
   pack_panel(row, depth, panel);
-}
-
-// 16 channels of a row as two vectors; zeros past `valid`.
-template <class T>
-WINNOW_INLINE void load_columns(const T* row, std::int64_t valid, F8& a, F8& b) {
-  if (valid >= kPanel) {
-    a = load(row);
-    b = load(row + 8);
-    return;
-  }
-  float columns[kPanel] = {};
-  for (std::int64_t c = 0; c < valid; ++c) columns[c] = to_float(row[c]);
-  a = load(columns);
-  b = load(columns + 8);
-}
-template <class T>
-WINNOW_INLINE void store_columns(T* row, std::int64_t valid, F8 a, F8 b) {
-  if constexpr (sizeof(T) == 4) {
-    if (valid >= kPanel) {
-      store(row, a);
-      store(row + 8, b);
-      return;
-    }
-  }
-  float columns[kPanel];
-  store(columns, a);
-  store(columns + 8, b);
-  for (std::int64_t c = 0; c < min64(kPanel, valid); ++c) row[c] = from_double<T>(columns[c]);
 }
 
 // One row of `width` channels into panels that lie `panel_stride` floats apart, 16 channels each.

@@ -13,8 +13,8 @@
 #include "base/cpu_features.h"
 #include "base/implementation.h"
 #include "base/parallel.h"
-#include "cpu/kept_slots.h"
 #include "cpu/scorer.h"
+#include "cpu/slots.h"
 
 namespace winnow::cpu::WINNOW_ISA {
 namespace {
@@ -107,16 +107,17 @@ void target_slots(const AttentionTargetArgs& a, std::int64_t i, std::int64_t fir
   const auto scale = static_cast<float>(a.softmax_scale);
   const std::int64_t key_bytes = dim * static_cast<std::int64_t>(sizeof(T));
   const auto lines = static_cast<int>(kPanel * (key_bytes / 64 + 1) / tiles.count + 1);
+  const Slots slots = {own.id, 0, count};
   for (std::int64_t s = 0; s < count; s += kPanel) {
     F8 sum[2] = {zero8(), zero8()};
     for (std::int64_t g = 0; g < kv_heads; ++g) {
-      const T* keys = a.key.as<T>() + g * a.key.strides[1];
+      const KeyRows<T> keys(a.key, g);
       const T* row[kPanel];
-      gathered_rows(keys, a.key.strides[0], own.id, s, count, row);
+      slot_rows(keys, slots, s, row);
       pack_panel(row, dim, own.panel);
       Prefetcher ahead(key_bytes);
       for (std::int64_t n = s + kPanel; n < min64(count, s + 2 * kPanel); ++n) {
-        ahead.add(keys + own.id[n] * a.key.strides[0]);
+        ahead.add(keys[own.id[n]]);
       }
       add_heads(own.tiles + g * group * dim, own.lse + g * group, tiles, dim, own.panel, scale,
                 ahead, lines, sum);

@@ -24,8 +24,8 @@
 #include "base/callback.h"
 #include "base/cpu_features.h"
 #include "base/implementation.h"
+#include "cpu/attention.h"
 #include "cpu/index_backward.h"
-#include "cpu/kept_slots.h"
 #include "cpu/kl.h"
 #include "cpu/scorer.h"
 
@@ -44,6 +44,9 @@ struct Plan {
 
   // Of a row's indexer tiles. Rows are packed in any order, each with its own slack (pack_tile).
   std::int64_t tile_floats() const { return index_heads * dim + 8; }
+
+  // Of a key head's attention tiles, with their slack likewise.
+  std::int64_t attention_floats() const { return run * group * dim_qk + 8; }
 
   explicit Plan(const DenseIndexLossArgs& a)
       : rows(a.index_query.shape[0]),
@@ -71,7 +74,7 @@ struct Run {
   float *target, *score;              // [rows][stride]; score becomes g
   float *tiles, *weights, *weighted;  // [run][tile_floats], [run][index_heads],
                                       // [run][channels / 16][index_heads][16]
-  float *attention_tiles, *lse;       // per key head: [run * group][dim_qk] as tiles, [run * group]
+  float *attention_tiles, *lse;       // per key head: [attention_floats], [run * group]
   float *d_query, *d_weights;         // [lanes][run][index_heads][channels], [..][index_heads][8]
 
   Run(Carve& carve, const Plan& p)
@@ -80,7 +83,7 @@ struct Run {
         tiles(carve.take<float>(p.run * p.tile_floats())),
         weights(carve.take<float>(p.run * p.index_heads)),
         weighted(carve.take<float>(p.run * p.index_heads * p.channels)),
-        attention_tiles(carve.take<float>(p.run * p.heads * p.dim_qk + 8)),
+        attention_tiles(carve.take<float>(p.kv_heads * p.attention_floats())),
         lse(carve.take<float>(p.run * p.heads)),
         d_query(carve.take<float>(kLanes * p.run * p.index_heads * p.channels)),
         d_weights(carve.take<float>(kLanes * p.run * p.index_heads * 8)) {}
@@ -134,23 +137,14 @@ std::int64_t workspace_bytes(const DenseIndexLossArgs& a) {
   return carve.used() + worker_bytes(plan) * num_threads() + 63;
 }
 
-// Tiles of (row, head) pairs of one key head: pair m is head m % group of row m / group.
+// What one key head's products need of the attention: its pairs' queries as tiles, and their lse.
 template <class T>
-void pack_pairs(const DenseIndexLossArgs& a, const Plan& p, const Run& run, std::int64_t g) {
-  const Tiles tiles(static_cast<int>(run.rows * p.group));
-  float* out = run.attention_tiles + g * run.rows * p.group * p.dim_qk;
-  for (int t = 0; t < tiles.count; ++t) {
-    const int pairs = tiles.rows(t);
-    float* tile = out + tiles.first(t) * p.dim_qk;
-    for (int n = 0; n < pairs; ++n) {
-      const std::int64_t m = tiles.first(t) + n, r = m / p.group, h = g * p.group + m % p.group;
-      const T* head =
-          a.query.as<T>() + (run.first_row + r) * a.query.strides[0] + h * a.query.strides[1];
-      for (std::int64_t d = 0; d < p.dim_qk; ++d) tile[d * pairs + n] = to_float(head[d]);
-      run.lse[g * run.rows * p.group + m] =
-          a.lse.as<float>()[(run.first_row + r) * a.lse.strides[0] + h * a.lse.strides[1]];
-    }
-  }
+void pack_attention(const DenseIndexLossArgs& a, const Plan& p, const Run& run, std::int64_t g) {
+  const int group = static_cast<int>(p.group), pairs = static_cast<int>(run.rows) * group;
+  pack_pairs(PairRows<const T>(a.query, run.first_row, g * p.group, group), Tiles(pairs), p.dim_qk,
+             run.attention_tiles + g * p.attention_floats());
+  const PairRows<const float> lse(a.lse, run.first_row, g * p.group, group);
+  for (int m = 0; m < pairs; ++m) run.lse[g * pairs + m] = *lse[m];
 }
 
 // Row r of the run: indexer tiles, weights, weighted queries.
@@ -170,13 +164,6 @@ void pack_row(const DenseIndexLossArgs& a, const Plan& p, const Run& run, std::i
   }
 }
 
-// Up to 16 keys from `key` on; past the key space the last is repeated.
-template <class T>
-WINNOW_INLINE void key_rows(const T* base, std::int64_t stride, std::int64_t key, std::int64_t keys,
-                            const T* (&row)[kPanel]) {
-  for (int n = 0; n < kPanel; ++n) row[n] = base + min64(key + n, keys - 1) * stride;
-}
-
 // t += exp(scale * query . key - lse) of all pairs of one key head, for the panel of keys at `key`.
 __attribute__((noinline)) void add_target(const Plan& p, const Run& run, std::int64_t g,
                                           std::int64_t key, float scale, const float* panel) {
@@ -189,7 +176,7 @@ __attribute__((noinline)) void add_target(const Plan& p, const Run& run, std::in
       seen = seen || run.sees(r, key, kPanel);
     }
     if (!seen) continue;
-    const float* tile = run.attention_tiles + (g * pairs + first) * p.dim_qk;
+    const float* tile = run.attention_tiles + g * p.attention_floats() + first * p.dim_qk;
     const float* lse = run.lse + g * pairs + first;
     with_rows(
         tiles.rows(t), [&]<int kPairs>() __attribute__((always_inline)) {
@@ -222,17 +209,18 @@ template <class T>
 void score_block(const DenseIndexLossArgs& a, const Plan& p, const Run& run, std::int64_t key,
                  const Worker& own) {
   const Tiles tiles(static_cast<int>(p.index_heads));
+  const Slots all = {nullptr, 0, p.keys};
   for (std::int64_t at = key; at < key + kKeyBlock; at += kPanel) {
     bool seen = false;
     for (std::int64_t r = 0; r < run.rows; ++r) seen = seen || run.sees(r, at, kPanel);
     if (!seen) continue;
     const T* row[kPanel];
     for (std::int64_t g = 0; g < p.kv_heads; ++g) {
-      key_rows(a.key.as<T>() + g * a.key.strides[1], a.key.strides[0], at, p.keys, row);
+      slot_rows(KeyRows<T>(a.key, g), all, at, row);
       pack_key_panel(row, p.dim_qk, own.attention_panel);
       add_target(p, run, g, at, static_cast<float>(a.softmax_scale), own.attention_panel);
     }
-    key_rows(a.index_key.as<T>(), a.index_key.strides[0], at, p.keys, row);
+    slot_rows(KeyRows<T>(a.index_key), all, at, row);
     pack_key_panel(row, p.dim, own.panels);
     for (std::int64_t r = 0; r < run.rows; ++r) {
       if (!run.sees(r, at, kPanel)) continue;
@@ -269,7 +257,7 @@ void block_gradient(const DenseIndexLossArgs& a, const Plan& p, const Run& run, 
   float* d_index_key = a.d_index_key.as<float>() + key * a.d_index_key.strides[0];
   for (std::int64_t at = 0; at < count; at += kPanel) {
     const T* row[kPanel];
-    key_rows(a.index_key.as<T>(), a.index_key.strides[0], key + at, p.keys, row);
+    slot_rows(KeyRows<T>(a.index_key), {nullptr, 0, p.keys}, key + at, row);
     pack_key_panel(row, p.dim, own.panels + at * p.dim);
     copy_rows(row, nullptr, min64(kPanel, count - at), p.dim, kKeyBlock * kPanel,
               own.rows + at * kPanel);
@@ -347,7 +335,7 @@ void process(const DenseIndexLossArgs& a, const Plan& p, Run& run, unsigned char
   run.stride = blocks * kKeyBlock;
 
   parallel_for(run.rows, [&](std::int64_t r, int) { pack_row<T>(a, p, run, r); });
-  parallel_for(p.kv_heads, [&](std::int64_t g, int) { pack_pairs<T>(a, p, run, g); });
+  parallel_for(p.kv_heads, [&](std::int64_t g, int) { pack_attention<T>(a, p, run, g); });
   parallel_for(blocks, [&](std::int64_t block, int worker) {
     Carve carve(memory + worker * own_bytes);
     score_block<T>(a, p, run, run.begin + block * kKeyBlock, Worker(carve, p));

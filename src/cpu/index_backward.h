@@ -13,7 +13,7 @@
 // congruent to the lane modulo 8, then the tree of sum8.
 #pragma once
 
-#include "cpu/tile.h"
+#include "cpu/columns.h"
 
 namespace winnow::cpu::WINNOW_ISA {
 
@@ -116,29 +116,6 @@ __attribute__((noinline)) inline void add_query_gradient(const float* gated, Til
   }
 }
 
-WINNOW_INLINE void load_channels(const float* p, std::int64_t channels, F8 (&v)[2]) {
-  if (channels >= kPanel) {
-    v[0] = load(p);
-    v[1] = load(p + 8);
-    return;
-  }
-  float part[kPanel] = {};
-  for (std::int64_t i = 0; i < channels; ++i) part[i] = p[i];
-  v[0] = load(part);
-  v[1] = load(part + 8);
-}
-WINNOW_INLINE void store_channels(float* p, std::int64_t channels, const F8 (&v)[2]) {
-  if (channels >= kPanel) {
-    store(p, v[0]);
-    store(p + 8, v[1]);
-    return;
-  }
-  float part[kPanel];
-  store(part, v[0]);
-  store(part + 8, v[1]);
-  for (std::int64_t i = 0; i < channels; ++i) p[i] = part[i];
-}
-
 // d_key[key] += gated * weighted queries, for keys [lo, hi) of one group of 16; d_key[s] is where
 // the gradient of key s of the group lies.
 __attribute__((noinline)) inline void add_key_gradient(const float* gated, std::int64_t heads,
@@ -154,10 +131,12 @@ __attribute__((noinline)) inline void add_key_gradient(const float* gated, std::
           tiles.rows(t), [&]<int kKeys>() __attribute__((always_inline)) {
             F8 sum[kKeys][2];
 #pragma GCC unroll 8
-            for (int s = 0; s < kKeys; ++s) load_channels(d_key[first + s] + c, dim - c, sum[s]);
+            for (int s = 0; s < kKeys; ++s)
+              load_columns(d_key[first + s] + c, dim - c, sum[s][0], sum[s][1]);
             multiply_tile<kKeys>(gated + first, kPanel, 1, column, heads, sum);
 #pragma GCC unroll 8
-            for (int s = 0; s < kKeys; ++s) store_channels(d_key[first + s] + c, dim - c, sum[s]);
+            for (int s = 0; s < kKeys; ++s)
+              store_columns(d_key[first + s] + c, dim - c, sum[s][0], sum[s][1]);
           });
     }
   }

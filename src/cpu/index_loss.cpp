@@ -7,8 +7,8 @@
 #include "base/cpu_features.h"
 #include "base/implementation.h"
 #include "base/parallel.h"
-#include "cpu/kept_slots.h"
 #include "cpu/kl.h"
+#include "cpu/slots.h"
 
 namespace winnow::cpu::WINNOW_ISA {
 namespace {

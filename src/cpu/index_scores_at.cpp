@@ -8,8 +8,8 @@
 
 #include "base/cpu_features.h"
 #include "base/implementation.h"
-#include "cpu/kept_slots.h"
 #include "cpu/scorer.h"
+#include "cpu/slots.h"
 
 namespace winnow::cpu::WINNOW_ISA {
 namespace {
@@ -67,17 +67,17 @@ void score_slots(const IndexScoresAtArgs& a, std::int64_t i, std::int64_t first,
   for (std::int64_t h = 0; h < heads; ++h) own.weights[h] = weights[h * a.index_weights.strides[1]];
 
   const float floor = a.relu ? 0.f : -__builtin_inff();
-  const T* keys = a.index_key.as<T>();
-  const std::int64_t key_stride = a.index_key.strides[0];
+  const KeyRows<T> keys(a.index_key);
+  const Slots slots = {own.id, 0, count};
   const std::int64_t key_bytes = dim * static_cast<std::int64_t>(sizeof(T));
   const auto lines = static_cast<int>(kPanel * (key_bytes / 64 + 1) / tiles.count + 1);
   for (std::int64_t s = 0; s < count; s += kPanel) {
     const T* row[kPanel];
-    gathered_rows(keys, key_stride, own.id, s, count, row);
+    slot_rows(keys, slots, s, row);
     pack_panel(row, dim, own.panel);
     Prefetcher ahead(key_bytes);
     for (std::int64_t n = s + kPanel; n < min64(count, s + 2 * kPanel); ++n) {
-      ahead.add(keys + own.id[n] * key_stride);
+      ahead.add(keys[own.id[n]]);
     }
     float scores[kPanel];
     score_panel(own.tiles, own.weights, tiles, floor, dim, own.panel, ahead, lines, scores);

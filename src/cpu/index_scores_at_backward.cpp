@@ -17,8 +17,9 @@
 #include "base/implementation.h"
 #include "base/parallel.h"
 #include "cpu/index_backward.h"
-#include "cpu/kept_slots.h"
+#include "cpu/owners.h"
 #include "cpu/scorer.h"
+#include "cpu/slots.h"
 
 namespace winnow::cpu::WINNOW_ISA {
 namespace {
@@ -63,7 +64,7 @@ struct Shared {
 
 struct Worker {
   float *tiles, *weights, *panel, *rows, *d_query, *d_weights;
-  std::int32_t *slot, *id, *sorted_slot;
+  std::int32_t *slot, *id, *order;
 
   Worker(Carve& carve, const Plan& p)
       : tiles(carve.take<float>(p.heads * p.dim + 8)),
@@ -74,7 +75,7 @@ struct Worker {
         d_weights(carve.take<float>(p.heads * 8)),
         slot(carve.take<std::int32_t>(p.topk)),
         id(carve.take<std::int32_t>(p.topk)),
-        sorted_slot(carve.take<std::int32_t>(p.topk)) {}
+        order(carve.take<std::int32_t>(p.topk)) {}
 };
 
 std::int64_t worker_bytes(const Plan& plan) {
@@ -101,21 +102,6 @@ std::int64_t workspace_bytes(const IndexScoresAtBackwardArgs& a) {
   return carve.used() + worker_bytes(plan) * num_threads() + 63;
 }
 
-// Kept slots in order of their owners: ids to `id`, places to `slot`; first[o] where owner o
-// begins.
-void sort_by_owner(const Plan& p, const Worker& own, std::int64_t count, std::int32_t* id,
-                   std::int32_t* slot, std::int32_t* first) {
-  std::int32_t next[kMaxOwners + 1] = {};
-  for (std::int64_t n = 0; n < count; ++n) ++next[own.id[n] / p.owned_keys + 1];
-  for (std::int64_t o = 0; o < p.owners; ++o) next[o + 1] += next[o];
-  for (std::int64_t o = 0; o <= p.owners; ++o) first[o] = next[o];
-  for (std::int64_t n = 0; n < count; ++n) {
-    const std::int32_t place = next[own.id[n] / p.owned_keys]++;
-    id[place] = own.id[n];
-    slot[place] = own.slot[n];
-  }
-}
-
 // Phase 1 of row i, row r of the chunk.
 template <class T>
 void row_gradient(const IndexScoresAtBackwardArgs& a, const Plan& p, std::int64_t i, std::int64_t r,
@@ -123,7 +109,9 @@ void row_gradient(const IndexScoresAtBackwardArgs& a, const Plan& p, std::int64_
   const RowRange range = row_range(a.starts, a.ends, i, p.keys);
   const std::int64_t count = keep_slots(a.topk_indices, i, 0, p.topk, range, own.slot, own.id);
   std::int32_t* id = shared.id + r * p.slots;
-  sort_by_owner(p, own, count, id, own.sorted_slot, shared.first + r * (p.owners + 1));
+  order_by_owner(own.id, count, p.owned_keys, p.owners, shared.first + r * (p.owners + 1),
+                 own.order);
+  for (std::int64_t s = 0; s < count; ++s) id[s] = own.id[own.order[s]];
 
   const T* query = a.index_query.as<T>() + i * a.index_query.strides[0];
   const std::int64_t head_stride = a.index_query.strides[1];
@@ -140,20 +128,21 @@ void row_gradient(const IndexScoresAtBackwardArgs& a, const Plan& p, std::int64_
 
   for (std::int64_t x = 0; x < p.heads * p.channels; ++x) own.d_query[x] = 0;
   for (std::int64_t x = 0; x < p.heads * 8; ++x) own.d_weights[x] = 0;
-  const T* keys = a.index_key.as<T>();
+  const KeyRows<T> keys(a.index_key);
+  const Slots slots = {id, 0, count};
   const float* d_scores = a.d_scores.as<float>() + i * a.d_scores.strides[0];
   for (std::int64_t b = 0; b < count; b += kKeyBlock) {
     const std::int64_t block = min64(kKeyBlock, count - b);
     float* gated = shared.gated + (r * p.slots + b) * p.heads;
     for (std::int64_t s = 0; s < block; s += kPanel) {
       const T* row[kPanel];
-      gathered_rows(keys, a.index_key.strides[0], id, b + s, count, row);
+      slot_rows(keys, slots, b + s, row);
       pack_key_panel(row, p.dim, own.panel);
       const std::int64_t n = min64(kPanel, block - s);
       copy_rows(row, nullptr, n, p.dim, kKeyBlock * kPanel, own.rows + s * kPanel);
       float g[kPanel] = {};
       for (std::int64_t x = 0; x < n; ++x) {
-        g[x] = d_scores[own.sorted_slot[b + s + x] * a.d_scores.strides[1]];
+        g[x] = d_scores[own.slot[own.order[b + s + x]] * a.d_scores.strides[1]];
       }
       const auto left = static_cast<std::int32_t>(n);
       gate_keys(own.tiles, tiles, p.dim, own.panel, a.relu, {load(g), load(g + 8)},

@@ -75,16 +75,6 @@ struct ScorerScratch {
         scores(carve.take<float>(plan.group * ScorerPlan::kBlock)) {}
 };
 
-// Calls f with a null pointer to the element type of a tensor that the scorer accepts.
-template <class F>
-WINNOW_INLINE void with_element(DType dtype, F&& f) {
-  switch (dtype) {
-    case DType::kBF16: f(static_cast<const BF16*>(nullptr)); break;
-    case DType::kF16: f(static_cast<const F16*>(nullptr)); break;
-    default: f(static_cast<const float*>(nullptr)); break;
-  }
-}
-
 // The heads of one row as tiles, one after the other.
 __attribute__((noinline)) inline void pack_heads(const Tensor& query, std::int64_t row, Tiles tiles,
                                                  float* out) {

@@ -104,14 +104,10 @@ void run(const SelectTopkArgs& a, Workspace workspace) {
     const RowRange range = row_range(a.starts, a.ends, row, kMaxId);
     const std::int64_t n = min64(range.length(), width);
     TopkStream stream;
-    auto select = [&]<class T>(const T* scores) {
-      select_row(scores + row * a.scores.strides[0], n, range.start, stream, k, scratch);
-    };
-    switch (a.scores.dtype) {
-      case DType::kBF16: select(a.scores.as<BF16>()); break;
-      case DType::kF16: select(a.scores.as<F16>()); break;
-      default: select(a.scores.as<float>()); break;
-    }
+    with_element(a.scores.dtype, [&]<class T>(const T*) {
+      const T* scores = a.scores.as<T>() + row * a.scores.strides[0];
+      select_row(scores, n, range.start, stream, k, scratch);
+    });
     stream.write(row_of(a.topk_indices, a.topk_lengths, a.topk_scores, row));
   });
 }

@@ -62,8 +62,6 @@ WINNOW_INLINE F8 load(const F16* p) {
 }
 WINNOW_INLINE F8 fma(F8 a, F8 b, F8 c) { return _mm256_fmadd_ps(a, b, c); }
 WINNOW_INLINE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-// max(0, x) that keeps NaN.
-WINNOW_INLINE F8 relu8(F8 x) { return _mm256_max_ps(_mm256_setzero_ps(), x); }
 WINNOW_INLINE F8 max8(F8 a, F8 b) { return _mm256_max_ps(a, b); }  // b where either is NaN
 WINNOW_INLINE F8 min8(F8 a, F8 b) { return _mm256_min_ps(a, b); }  // b where either is NaN
 WINNOW_INLINE F8 round8(F8 x) {
@@ -92,7 +90,6 @@ WINNOW_INLINE F8 load(const BF16* p) { return load_converted(p); }
 WINNOW_INLINE F8 load(const F16* p) { return load_converted(p); }
 WINNOW_INLINE F8 fma(F8 a, F8 b, F8 c) { return a * b + c; }
 WINNOW_INLINE float fma(float a, float b, float c) { return a * b + c; }
-WINNOW_INLINE F8 relu8(F8 x) { return x < zero8() ? zero8() : x; }
 WINNOW_INLINE F8 max8(F8 a, F8 b) { return a > b ? a : b; }
 WINNOW_INLINE F8 min8(F8 a, F8 b) { return a < b ? a : b; }
 WINNOW_INLINE F8

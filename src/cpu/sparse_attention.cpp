@@ -151,27 +151,29 @@ void run_typed(const SparseAttentionArgs& a, Workspace workspace) {
   Carve carve(workspace.data);
   char* memory = carve.take<char>(num_threads() * bytes);
   // A task is `run_rows` rows of one key head; rows of different starts in it are different runs.
-  parallel_for(ceil_div(shape.rows, shape.run_rows) * shape.kv_heads,
-               [&](std::int64_t task, int worker) {
-                 const Buffers b(shape, memory + worker * bytes);
-                 std::int64_t row = task / shape.kv_heads * shape.run_rows;
-                 const std::int64_t end = min64(shape.rows, row + shape.run_rows);
-                 while (row < end) {
-                   Slots slots;
-                   int rows = 1;
-                   if (shape.dense) {
-                     rows = dense_run(a.starts, a.ends, shape.keys, row,
-                                      static_cast<int>(end - row), b.row_visible, slots);
-                   } else {
-                     const RowRange range = row_range(a.starts, a.ends, row, shape.keys);
-                     slots.ids = b.ids;
-                     slots.count = compact_ids(a.topk_indices, a.topk_lengths, range, row, b.ids);
-                     b.row_visible[0] = static_cast<std::int32_t>(slots.count);
-                   }
-                   attend<T>(a, shape, b, row, rows, task % shape.kv_heads, slots);
-                   row += rows;
-                 }
-               });
+  parallel_for(
+      ceil_div(shape.rows, shape.run_rows) * shape.kv_heads, [&](std::int64_t task, int worker) {
+        const Buffers b(shape, memory + worker * bytes);
+        std::int64_t row = task / shape.kv_heads * shape.run_rows;
+        const std::int64_t end = min64(shape.rows, row + shape.run_rows);
+        while (row < end) {
+          Slots slots;
+          int rows = 1;
+          if (shape.dense) {
+            rows = dense_run(a.starts, a.ends, shape.keys, row, static_cast<int>(end - row),
+                             b.row_visible, slots);
+          } else {
+            const RowRange range = row_range(a.starts, a.ends, row, shape.keys);
+            slots.ids = b.ids;
+            slots.count =
+                keep_slots(a.topk_indices, row, 0, list_length(a.topk_indices, a.topk_lengths, row),
+                           range, nullptr, b.ids);
+            b.row_visible[0] = static_cast<std::int32_t>(slots.count);
+          }
+          attend<T>(a, shape, b, row, rows, task % shape.kv_heads, slots);
+          row += rows;
+        }
+      });
 }
 
 Refusal refuse(const SparseAttentionArgs& a) {
@@ -186,11 +188,7 @@ std::int64_t workspace_bytes(const SparseAttentionArgs& a) {
 }
 
 void run(const SparseAttentionArgs& a, Workspace workspace) {
-  with_float(a.query.dtype, [&]<class T>(T) {
-    if constexpr (sizeof(T) <= 4) {
-      run_typed<T>(a, workspace);
-    }
-  });
+  with_element(a.query.dtype, [&]<class T>(const T*) { run_typed<T>(a, workspace); });
 }
 
 }  // namespace

@@ -23,6 +23,7 @@
 #include "base/cpu_features.h"
 #include "base/implementation.h"
 #include "base/parallel.h"
+#include "cpu/owners.h"
 #include "cpu/sparse_attention_backward_keys.h"
 
 namespace winnow::cpu::WINNOW_ISA {
@@ -185,22 +186,17 @@ void differentiate_run(const Args& a, const AttentionShape& shape, const Buffers
                 run.operands + g * run.pairs * panels * kPanel);
 }
 
-// The slots of one row, and which owner each belongs to: a stable counting sort.
+// The slots of one row, and which owner each belongs to.
 void list_slots(const Args& a, const AttentionShape& shape, const Memory& m, std::int64_t row,
                 std::int64_t at) {
   std::int32_t* ids = m.ids + at * shape.topk;
-  std::int32_t* order = m.order + at * shape.topk;
-  std::int32_t* buckets = m.buckets + at * (m.owners + 1);
   const RowRange range = row_range(a.starts, a.ends, row, shape.keys);
-  const std::int64_t count = compact_ids(a.topk_indices, a.topk_lengths, range, row, ids);
+  const std::int64_t count =
+      keep_slots(a.topk_indices, row, 0, list_length(a.topk_indices, a.topk_lengths, row), range,
+                 nullptr, ids);
   m.visible[at] = static_cast<std::int32_t>(count);
-  const std::int64_t size = range_keys(shape);
-  for (std::int64_t o = 0; o <= m.owners; ++o) buckets[o] = 0;
-  for (std::int64_t s = 0; s < count; ++s) ++buckets[ids[s] / size];
-  std::int32_t sum = 0;
-  for (std::int64_t o = 0; o <= m.owners; ++o) buckets[o] = (sum += buckets[o]);
-  for (std::int64_t s = count; s-- > 0;)  // from the back: each bucket's end becomes its begin
-    order[--buckets[ids[s] / size]] = static_cast<std::int32_t>(s);
+  order_by_owner(ids, count, range_keys(shape), m.owners, m.buckets + at * (m.owners + 1),
+                 m.order + at * shape.topk);
 }
 
 // Cuts rows from `row` on into the runs of one chunk. Returns how many.
@@ -305,13 +301,11 @@ std::int64_t workspace_bytes(const Args& a) {
 }
 
 void run(const Args& a, Workspace workspace) {
-  with_float(a.query.dtype, [&]<class T>(T) {
-    if constexpr (sizeof(T) <= 4) {
-      if (a.d_output.dtype == DType::kF32) {
-        run_typed<T, float>(a, workspace);
-      } else {
-        run_typed<T, T>(a, workspace);
-      }
+  with_element(a.query.dtype, [&]<class T>(const T*) {
+    if (a.d_output.dtype == DType::kF32) {
+      run_typed<T, float>(a, workspace);
+    } else {
+      run_typed<T, T>(a, workspace);
     }
   });
 }

@@ -30,6 +30,16 @@ WINNOW_INLINE bool has_unit_stride(const Tensor& t) {
   return t.empty() || t.shape[t.rank - 1] <= 1 || t.strides[t.rank - 1] == 1;
 }
 
+// Calls f with a null pointer to the element type of a tensor: f32, bf16 or f16, as kernels take.
+template <class F>
+WINNOW_INLINE void with_element(DType dtype, F&& f) {
+  switch (dtype) {
+    case DType::kBF16: f(static_cast<const BF16*>(nullptr)); break;
+    case DType::kF16: f(static_cast<const F16*>(nullptr)); break;
+    default: f(static_cast<const float*>(nullptr)); break;
+  }
+}
+
 WINNOW_INLINE void transpose8(F8 (&r)[8]) {
 #if defined(__AVX2__)
   const __m256 t0 = _mm256_unpacklo_ps(r[0], r[1]), t1 = _mm256_unpackhi_ps(r[0], r[1]);
