@@ -4,17 +4,12 @@ namespace winnow::bench {
 
 const std::vector<Operation>& operations() {
   static const std::vector<Operation> all = {
-      index_scores_operation(),
-      select_topk_operation(),
-      index_topk_operation(),
-      matmul_operation(),
-      sparse_attention_operation(),
-      sparse_attention_backward_operation(),
-      attention_target_operation(),
-      dense_index_loss_operation(),
-      index_loss_operation(),
-      index_scores_at_operation(),
-      index_scores_at_backward_operation(),
+      index_scores_operation(),     select_topk_operation(),
+      index_topk_operation(),       matmul_operation(),
+      sparse_attention_operation(), sparse_attention_backward_operation(),
+      merge_attention_operation(),  attention_target_operation(),
+      dense_index_loss_operation(), index_loss_operation(),
+      index_scores_at_operation(),  index_scores_at_backward_operation(),
       training_step_operation(),
   };
   return all;

@@ -11,6 +11,7 @@ Operation index_topk_operation();
 Operation matmul_operation();
 Operation sparse_attention_operation();
 Operation sparse_attention_backward_operation();
+Operation merge_attention_operation();
 Operation attention_target_operation();
 Operation dense_index_loss_operation();
 Operation index_loss_operation();

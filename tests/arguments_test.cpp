@@ -15,6 +15,7 @@
 #include "winnow/index_scores_at.h"
 #include "winnow/index_scores_at_backward.h"
 #include "winnow/index_topk.h"
+#include "winnow/merge_attention.h"
 #include "winnow/select_topk.h"
 #include "winnow/sparse_attention.h"
 #include "winnow/sparse_attention_backward.h"
@@ -177,6 +178,16 @@ TEST(Arguments, OfSparseAttentionBackward) {
   expect_refusals<A>("sparse_attention_backward", m, a, sparse_attention_backward,
                      sparse_attention_backward_workspace_bytes, {FIELD(A, query), FIELD(A, key)},
                      {FIELD(A, d_query), FIELD(A, d_key)});
+}
+
+TEST(Arguments, OfMergeAttention) {
+  Arena m;
+  using A = MergeAttentionArgs;
+  A a{m.f32({2, kRows, kHeads, kDim}), m.f32({2, kRows, kHeads}), m.f32({kRows, kHeads, kDim}),
+      m.f32({kRows, kHeads})};
+  expect_refusals<A>("merge_attention", m, a, merge_attention, merge_attention_workspace_bytes,
+                     {FIELD(A, part_output), FIELD(A, part_lse)},
+                     {FIELD(A, output), FIELD(A, lse)});
 }
 
 TEST(Arguments, OfAttentionTarget) {

@@ -5,6 +5,7 @@
 #include "base/implementation.h"
 #include "ops/lists.h"
 #include "ops/rules.h"
+#include "ops/values.h"
 
 namespace winnow {
 namespace {
@@ -39,6 +40,7 @@ void check(const AttentionTargetArgs& a) {
 void attention_target(const AttentionTargetArgs& args, Workspace workspace) {
   check(args);
   ops::check_data(kName, inputs_of(args), outputs_of(args));
+  ops::validate_slots(kName, args.starts, args.ends, args.key.shape[0], args.topk_indices);
   run_first(kName, kList, args, workspace);
 }
 

@@ -6,6 +6,7 @@
 #include "base/implementation.h"
 #include "ops/lists.h"
 #include "ops/rules.h"
+#include "ops/values.h"
 
 namespace winnow {
 namespace {
@@ -51,6 +52,7 @@ void check(const DenseIndexLossArgs& a) {
 void dense_index_loss(const DenseIndexLossArgs& args, Workspace workspace) {
   check(args);
   ops::check_data(kName, inputs_of(args), outputs_of(args));
+  ops::validate_ranges(kName, args.starts, args.ends, args.index_key.shape[0]);
   run_first(kName, kList, args, workspace);
 }
 

@@ -6,6 +6,7 @@
 #include "base/implementation.h"
 #include "ops/lists.h"
 #include "ops/rules.h"
+#include "ops/values.h"
 
 namespace winnow {
 namespace {
@@ -45,6 +46,7 @@ void check(const IndexLossArgs& a) {
 void index_loss(const IndexLossArgs& args, Workspace workspace) {
   check(args);
   ops::check_data(kName, inputs_of(args), outputs_of(args));
+  ops::validate_slots(kName, args.starts, args.ends, ops::kAnyKey, args.topk_indices);
   run_first(kName, kList, args, workspace);
 }
 

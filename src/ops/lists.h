@@ -14,6 +14,7 @@
   extern const Implementation<SparseAttentionArgs> sparse_attention_implementation;               \
   extern const Implementation<SparseAttentionBackwardArgs>                                        \
       sparse_attention_backward_implementation;                                                   \
+  extern const Implementation<MergeAttentionArgs> merge_attention_implementation;                 \
   extern const Implementation<AttentionTargetArgs> attention_target_implementation;               \
   extern const Implementation<IndexLossArgs> index_loss_implementation;                           \
   extern const Implementation<IndexScoresAtArgs> index_scores_at_implementation;                  \

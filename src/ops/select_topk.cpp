@@ -5,6 +5,7 @@
 #include "base/implementation.h"
 #include "ops/lists.h"
 #include "ops/rules.h"
+#include "ops/values.h"
 
 namespace winnow {
 namespace {
@@ -37,6 +38,7 @@ void check(const SelectTopkArgs& a) {
 void select_topk(const SelectTopkArgs& args, Workspace workspace) {
   check(args);
   ops::check_data(kName, inputs_of(args), outputs_of(args));
+  ops::validate_ranges(kName, args.starts, args.ends, ops::kAnyKey);
   run_first(kName, kList, args, workspace);
 }
 

@@ -5,6 +5,7 @@
 #include "base/implementation.h"
 #include "ops/lists.h"
 #include "ops/rules.h"
+#include "ops/values.h"
 
 namespace winnow {
 namespace {
@@ -44,6 +45,8 @@ void check(const SparseAttentionArgs& a) {
 void sparse_attention(const SparseAttentionArgs& args, Workspace workspace) {
   check(args);
   ops::check_data(kName, inputs_of(args), outputs_of(args));
+  ops::validate_slots(kName, args.starts, args.ends, args.key.shape[0], args.topk_indices,
+                      args.topk_lengths);
   run_first(kName, kList, args, workspace);
 }
 

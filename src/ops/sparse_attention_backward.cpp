@@ -5,6 +5,7 @@
 #include "base/implementation.h"
 #include "ops/lists.h"
 #include "ops/rules.h"
+#include "ops/values.h"
 
 namespace winnow {
 namespace {
@@ -66,6 +67,8 @@ void check(const SparseAttentionBackwardArgs& a) {
 void sparse_attention_backward(const SparseAttentionBackwardArgs& args, Workspace workspace) {
   check(args);
   ops::check_data(kName, inputs_of(args), outputs_of(args));
+  ops::validate_slots(kName, args.starts, args.ends, args.key.shape[0], args.topk_indices,
+                      args.topk_lengths);
   run_first(kName, kList, args, workspace);
 }
 

@@ -12,6 +12,7 @@
 #include "winnow/index_scores_at.h"
 #include "winnow/index_scores_at_backward.h"
 #include "winnow/index_topk.h"
+#include "winnow/merge_attention.h"
 #include "winnow/select_topk.h"
 #include "winnow/sparse_attention.h"
 #include "winnow/sparse_attention_backward.h"
@@ -32,6 +33,7 @@ extern const Implementation<SelectTopkArgs> select_topk_implementation;
 extern const Implementation<IndexTopkArgs> index_topk_implementation;
 extern const Implementation<SparseAttentionArgs> sparse_attention_implementation;
 extern const Implementation<SparseAttentionBackwardArgs> sparse_attention_backward_implementation;
+extern const Implementation<MergeAttentionArgs> merge_attention_implementation;
 extern const Implementation<AttentionTargetArgs> attention_target_implementation;
 extern const Implementation<IndexLossArgs> index_loss_implementation;
 extern const Implementation<IndexScoresAtArgs> index_scores_at_implementation;

@@ -16,6 +16,10 @@ inline double get(const Tensor& t, std::int64_t i, std::int64_t j) {
 inline double get(const Tensor& t, std::int64_t i, std::int64_t j, std::int64_t k) {
   return load_double(t.data, t.dtype, i * t.strides[0] + j * t.strides[1] + k * t.strides[2]);
 }
+inline double get(const Tensor& t, std::int64_t i, std::int64_t j, std::int64_t k, std::int64_t l) {
+  return load_double(t.data, t.dtype,
+                     i * t.strides[0] + j * t.strides[1] + k * t.strides[2] + l * t.strides[3]);
+}
 inline void set(const Tensor& t, std::int64_t i, double x) {
   store_double(t.data, t.dtype, i * t.strides[0], x);
 }

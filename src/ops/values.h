@@ -1,0 +1,28 @@
+// Rules on the values of integer inputs, checked in validation mode (winnow/validation.h) alone.
+// With the mode off nothing is read and nothing allocated.
+#pragma once
+
+#include <cstdint>
+#include <limits>
+
+#include "winnow/tensor.h"
+
+namespace winnow::ops {
+
+// Of operations that do not know the key space: ids are int32.
+inline constexpr std::int64_t kAnyKey = std::numeric_limits<std::int32_t>::max();
+
+// Rows whose length is negative, or that are not empty and stick out of `keys` keys.
+void validate_ranges(const char* operation, const Tensor& starts, const Tensor& ends,
+                     std::int64_t keys);
+
+// The ranges; topk_lengths (may be left out) outside [0, topk]; in topk_indices (may be left out),
+// up to the row's length, ids that are neither -1 nor in the row's range, and ids that stand twice.
+void validate_slots(const char* operation, const Tensor& starts, const Tensor& ends,
+                    std::int64_t keys, const Tensor& topk_indices, const Tensor& topk_lengths = {});
+
+// Rows without a slot that counts, of which the caller said that there are none.
+void validate_nonempty(const char* operation, const Tensor& starts, const Tensor& ends,
+                       std::int64_t keys, const Tensor& topk_indices, const Tensor& topk_lengths);
+
+}  // namespace winnow::ops
