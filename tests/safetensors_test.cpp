@@ -37,7 +37,7 @@ TEST_F(Safetensors, EveryDtypeAndRankComesBackBitForBit) {
   std::vector<NamedTensor> tensors;
   int seed = 1;
   for (DType dtype : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16, DType::kI64, DType::kI32,
-                      DType::kU8}) {
+                      DType::kU8, DType::kE4M3, DType::kE8M0}) {
     arrays.push_back(Array(dtype, {3}));
     arrays.push_back(Array(dtype, {2, 0}));
     arrays.push_back(Array(dtype, {2, 1, 3}));

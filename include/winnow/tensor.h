@@ -7,10 +7,13 @@
 
 namespace winnow {
 
-enum class DType : std::uint8_t { kF64, kF32, kBF16, kF16, kI64, kI32, kU8 };
+// kE4M3: 8 bits S.EEEE.MMM, bias 7, without infinities: the largest is 448, S.1111.111 is NaN.
+// kE8M0: a scale of 8 bits, 2^(byte - 127); byte 255 is NaN, and byte 0 is 2^-127, not 0.
+enum class DType : std::uint8_t { kF64, kF32, kBF16, kF16, kI64, kI32, kU8, kE4M3, kE8M0 };
 
 std::int64_t dtype_bytes(DType dtype);
-const char* dtype_name(DType dtype);  // "f64", "f32", "bf16", "f16", "i64", "i32", "u8"
+// "f64", "f32", "bf16", "f16", "i64", "i32", "u8", "e4m3", "e8m0"
+const char* dtype_name(DType dtype);
 
 struct Device {
   enum class Kind : std::uint8_t { kCpu, kCuda };

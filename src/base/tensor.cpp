@@ -14,7 +14,9 @@ std::int64_t dtype_bytes(DType dtype) {
     case DType::kI32: return 4;
     case DType::kBF16:
     case DType::kF16: return 2;
-    case DType::kU8: return 1;
+    case DType::kU8:
+    case DType::kE4M3:
+    case DType::kE8M0: return 1;
   }
   return 0;
 }
@@ -28,6 +30,8 @@ const char* dtype_name(DType dtype) {
     case DType::kI64: return "i64";
     case DType::kI32: return "i32";
     case DType::kU8: return "u8";
+    case DType::kE4M3: return "e4m3";
+    case DType::kE8M0: return "e8m0";
   }
   return "?";
 }

@@ -23,8 +23,9 @@ struct DTypeName {
   const char* name;
 };
 constexpr DTypeName kDTypes[] = {
-    {DType::kF64, "F64"}, {DType::kF32, "F32"}, {DType::kBF16, "BF16"}, {DType::kF16, "F16"},
-    {DType::kI64, "I64"}, {DType::kI32, "I32"}, {DType::kU8, "U8"},
+    {DType::kF64, "F64"}, {DType::kF32, "F32"},      {DType::kBF16, "BF16"},
+    {DType::kF16, "F16"}, {DType::kI64, "I64"},      {DType::kI32, "I32"},
+    {DType::kU8, "U8"},   {DType::kE4M3, "F8_E4M3"}, {DType::kE8M0, "F8_E8M0"},
 };
 
 template <class... A>
