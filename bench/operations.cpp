@@ -10,7 +10,8 @@ const std::vector<Operation>& operations() {
       merge_attention_operation(),  attention_target_operation(),
       dense_index_loss_operation(), index_loss_operation(),
       index_scores_at_operation(),  index_scores_at_backward_operation(),
-      training_step_operation(),
+      pool_keys_operation(),        append_pools_operation(),
+      expand_pools_operation(),     training_step_operation(),
   };
   return all;
 }

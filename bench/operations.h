@@ -17,6 +17,9 @@ Operation dense_index_loss_operation();
 Operation index_loss_operation();
 Operation index_scores_at_operation();
 Operation index_scores_at_backward_operation();
+Operation pool_keys_operation();
+Operation append_pools_operation();
+Operation expand_pools_operation();
 Operation training_step_operation();
 
 }  // namespace winnow::bench

@@ -8,14 +8,17 @@
 
 #include "base/array.h"
 #include "tests/each.h"
+#include "winnow/append_pools.h"
 #include "winnow/attention_target.h"
 #include "winnow/dense_index_loss.h"
+#include "winnow/expand_pools.h"
 #include "winnow/index_loss.h"
 #include "winnow/index_scores.h"
 #include "winnow/index_scores_at.h"
 #include "winnow/index_scores_at_backward.h"
 #include "winnow/index_topk.h"
 #include "winnow/merge_attention.h"
+#include "winnow/pool_keys.h"
 #include "winnow/select_topk.h"
 #include "winnow/sparse_attention.h"
 #include "winnow/sparse_attention_backward.h"
@@ -281,6 +284,42 @@ TEST(Arguments, OfDenseIndexLoss) {
       {FIELD(A, index_query), FIELD(A, index_key), FIELD(A, index_weights), FIELD(A, query),
        FIELD(A, key), FIELD(A, lse), FIELD(A, starts), FIELD(A, ends)},
       {FIELD(A, kl), FIELD(A, d_index_query), FIELD(A, d_index_key), FIELD(A, d_index_weights)});
+}
+
+TEST(Arguments, OfPoolKeys) {
+  Arena m;
+  using A = PoolKeysArgs;
+  A a{m.f32({kKeys, kDim}), m.f32({kKeys, kDim}), m.f32({2, kDim}),
+      m.i32({kRows}),       PoolRounding::kOnce,  m.f32({kRows, kDim})};
+  expect_refusals<A>("pool_keys", m, a, pool_keys, pool_keys_workspace_bytes,
+                     {FIELD(A, index_key), FIELD(A, gate), FIELD(A, ape), FIELD(A, pool_bases)},
+                     {FIELD(A, pooled_key)});
+}
+
+TEST(Arguments, OfAppendPools) {
+  Arena m;
+  using A = AppendPoolsArgs;
+  A a{m.f32({kKeys, kDim}),    m.f32({kKeys, kDim}),
+      m.f32({3, kDim}),        m.i32({kRows + 1}),
+      m.i32({kRows}),          m.i32({kRows}),
+      m.i32({kKeys}),          6,
+      PoolRounding::kOnce,     m.f32({kRows, 2, kDim}),
+      m.f32({kRows, 2, kDim}), m.f32({kRows, 2, kDim})};
+  expect_refusals<A>("append_pools", m, a, append_pools, append_pools_workspace_bytes,
+                     {FIELD(A, index_key), FIELD(A, gate), FIELD(A, ape), FIELD(A, cu_seqlens),
+                      FIELD(A, context), FIELD(A, rings), FIELD(A, pool_slots)},
+                     {FIELD(A, open_key), FIELD(A, open_gate), FIELD(A, pooled_key)});
+}
+
+TEST(Arguments, OfExpandPools) {
+  Arena m;
+  using A = ExpandPoolsArgs;
+  A a{m.i32({kRows, kTopk}), m.i32({kKeys}), m.i32({kRows}), m.i32({kRows}), 2, true,
+      m.i32({kRows, 7}),     m.i32({kRows})};
+  expect_refusals<A>(
+      "expand_pools", m, a, expand_pools, expand_pools_workspace_bytes,
+      {FIELD(A, pool_indices), FIELD(A, pool_bases), FIELD(A, starts), FIELD(A, ends)},
+      {FIELD(A, topk_indices), FIELD(A, topk_lengths)});
 }
 
 #undef FIELD

@@ -78,6 +78,20 @@ void check_indexer(const char* operation, const Tensor& index_query, const Tenso
   check_ranges(operation, starts, ends, rows);
 }
 
+void check_gated_keys(const char* operation, const Tensor& index_key, const Tensor& gate,
+                      const Tensor& ape, const char* layout) {
+  check_shape(operation, "index_key", index_key, {-1, -1}, layout);
+  check_dtype(operation, "index_key", index_key,
+              {DType::kF64, DType::kF32, DType::kBF16, DType::kF16});
+  const std::int64_t keys = index_key.shape[0], dim = index_key.shape[1];
+  WINNOW_CHECK(operation, dim >= 1, "index_key needs at least one channel, got {}",
+               shape_text(index_key));
+  check_tensor(operation, "gate", gate, index_key.dtype, {keys, dim}, layout);
+  check_tensor(operation, "ape", ape, wide_dtype(index_key.dtype), {-1, dim},
+               "[pool_size, index_dim]");
+  WINNOW_CHECK(operation, ape.shape[0] >= 1, "pool_size must be at least 1, got {}", ape.shape[0]);
+}
+
 void check_attention(const char* operation, const Tensor& query, const Tensor& key,
                      const Tensor& starts, const Tensor& ends, double softmax_scale) {
   check_shape(operation, "query", query, {-1, -1, -1}, "[rows, heads, dim_qk]");

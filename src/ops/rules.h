@@ -36,6 +36,11 @@ void check_ranges(const char* operation, const Tensor& starts, const Tensor& end
 void check_indexer(const char* operation, const Tensor& index_query, const Tensor& index_key,
                    const Tensor& index_weights, const Tensor& starts, const Tensor& ends);
 
+// What is pooled: index_key and gate [keys, index_dim], ape [pool_size, index_dim] with at least one
+// token. `layout` is the text of the first two.
+void check_gated_keys(const char* operation, const Tensor& index_key, const Tensor& gate,
+                      const Tensor& ape, const char* layout);
+
 // query [rows, heads, dim_qk], key [keys, kv_heads, dim_qk], the ranges and the scale.
 void check_attention(const char* operation, const Tensor& query, const Tensor& key,
                      const Tensor& starts, const Tensor& ends, double softmax_scale);

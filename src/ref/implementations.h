@@ -5,14 +5,17 @@
 #include <string>
 
 #include "base/implementation.h"
+#include "winnow/append_pools.h"
 #include "winnow/attention_target.h"
 #include "winnow/dense_index_loss.h"
+#include "winnow/expand_pools.h"
 #include "winnow/index_loss.h"
 #include "winnow/index_scores.h"
 #include "winnow/index_scores_at.h"
 #include "winnow/index_scores_at_backward.h"
 #include "winnow/index_topk.h"
 #include "winnow/merge_attention.h"
+#include "winnow/pool_keys.h"
 #include "winnow/select_topk.h"
 #include "winnow/sparse_attention.h"
 #include "winnow/sparse_attention_backward.h"
@@ -39,5 +42,8 @@ extern const Implementation<IndexLossArgs> index_loss_implementation;
 extern const Implementation<IndexScoresAtArgs> index_scores_at_implementation;
 extern const Implementation<IndexScoresAtBackwardArgs> index_scores_at_backward_implementation;
 extern const Implementation<DenseIndexLossArgs> dense_index_loss_implementation;
+extern const Implementation<PoolKeysArgs> pool_keys_implementation;
+extern const Implementation<AppendPoolsArgs> append_pools_implementation;
+extern const Implementation<ExpandPoolsArgs> expand_pools_implementation;
 
 }  // namespace winnow::ref

@@ -1,0 +1,84 @@
+#include "winnow/append_pools.h"
+
+#include <array>
+
+#include "base/implementation.h"
+#include "ops/lists.h"
+#include "ops/rules.h"
+
+namespace winnow {
+namespace {
+
+constexpr char kName[] = "append_pools";
+constexpr const Implementation<AppendPoolsArgs>* kList[] = {
+    WINNOW_CPU_IMPLEMENTATIONS(append_pools) & ref::append_pools_implementation};
+
+auto inputs_of(const AppendPoolsArgs& a) {
+  return std::array{ops::Named{"index_key", a.index_key},
+                    ops::Named{"gate", a.gate},
+                    ops::Named{"ape", a.ape},
+                    ops::Named{"cu_seqlens", a.cu_seqlens},
+                    ops::Named{"context", a.context},
+                    ops::Named{"rings", a.rings},
+                    ops::Named{"pool_slots", a.pool_slots}};
+}
+auto outputs_of(const AppendPoolsArgs& a) {
+  return std::array{ops::Named{"open_key", a.open_key}, ops::Named{"open_gate", a.open_gate},
+                    ops::Named{"pooled_key", a.pooled_key}};
+}
+
+// A view that was built for pages of another number of pools would take every slot for another.
+void check_destination(const AppendPoolsArgs& a) {
+  const std::int64_t pool_size = a.ape.shape[0], dim = a.index_key.shape[1];
+  if (a.pooled_key.rank != 3) {
+    check_shape(kName, "pooled_key", a.pooled_key, {-1, dim}, "[slots, index_dim]");
+    WINNOW_CHECK(kName, a.page_size == 0,
+                 "page_size must be 0 where pooled_key has no pages, got {}", a.page_size);
+  } else {
+    WINNOW_CHECK(kName, a.page_size >= 1 && a.page_size % pool_size == 0,
+                 "page_size must be a positive multiple of pool_size {}, got {}", pool_size,
+                 a.page_size);
+    check_shape(kName, "pooled_key", a.pooled_key, {-1, a.page_size / pool_size, dim},
+                "[pages, page_size / pool_size, index_dim]");
+  }
+  check_dtype(kName, "pooled_key", a.pooled_key, {a.index_key.dtype});
+}
+
+void check(const AppendPoolsArgs& a) {
+  ops::check_gated_keys(kName, a.index_key, a.gate, a.ape, "[tokens, index_dim]");
+  const std::int64_t tokens = a.index_key.shape[0], pool_size = a.ape.shape[0];
+  ops::check_tensor(kName, "context", a.context, DType::kI32, {-1}, "[requests]");
+  const std::int64_t requests = a.context.shape[0];
+  ops::check_tensor(kName, "cu_seqlens", a.cu_seqlens, DType::kI32, {requests + 1},
+                    "[requests + 1]");
+  if (!a.rings.empty())
+    ops::check_tensor(kName, "rings", a.rings, DType::kI32, {requests}, "[requests]");
+  ops::check_tensor(kName, "pool_slots", a.pool_slots, DType::kI32, {tokens}, "[tokens]");
+  ops::check_tensor(kName, "open_key", a.open_key, a.index_key.dtype,
+                    {-1, pool_size - 1, a.index_key.shape[1]}, "[rings, pool_size - 1, index_dim]");
+  ops::check_tensor(kName, "open_gate", a.open_gate, a.index_key.dtype,
+                    {a.open_key.shape[0], pool_size - 1, a.index_key.shape[1]},
+                    "[rings, pool_size - 1, index_dim]");
+  check_destination(a);
+  ops::check_memory(kName, inputs_of(a), outputs_of(a));
+}
+
+}  // namespace
+
+void append_pools(const AppendPoolsArgs& args, Workspace workspace) {
+  check(args);
+  ops::check_data(kName, inputs_of(args), outputs_of(args));
+  run_first(kName, kList, args, workspace);
+}
+
+std::int64_t append_pools_workspace_bytes(const AppendPoolsArgs& args) {
+  check(args);
+  return workspace_bytes_of(kName, kList, args);
+}
+
+Explanation explain(const AppendPoolsArgs& args) {
+  check(args);
+  return explain_call(kName, kList, args);
+}
+
+}  // namespace winnow

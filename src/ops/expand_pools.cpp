@@ -1,0 +1,70 @@
+#include "winnow/expand_pools.h"
+
+#include <array>
+
+#include "base/implementation.h"
+#include "ops/lists.h"
+#include "ops/rules.h"
+
+namespace winnow {
+namespace {
+
+constexpr char kName[] = "expand_pools";
+constexpr const Implementation<ExpandPoolsArgs>* kList[] = {
+    WINNOW_CPU_IMPLEMENTATIONS(expand_pools) & ref::expand_pools_implementation};
+
+auto inputs_of(const ExpandPoolsArgs& a) {
+  return std::array{ops::Named{"pool_indices", a.pool_indices},
+                    ops::Named{"pool_bases", a.pool_bases}, ops::Named{"starts", a.starts},
+                    ops::Named{"ends", a.ends}};
+}
+auto outputs_of(const ExpandPoolsArgs& a) {
+  return std::array{ops::Named{"topk_indices", a.topk_indices},
+                    ops::Named{"topk_lengths", a.topk_lengths}};
+}
+
+void check(const ExpandPoolsArgs& a) {
+  constexpr std::int64_t kMostPool = (std::int64_t{1} << 31) - 1;
+  WINNOW_CHECK(kName, a.pool_size >= 1 && a.pool_size <= kMostPool,
+               "pool_size must be from 1 to {}, got {}", kMostPool, a.pool_size);
+  check_shape(kName, "pool_indices", a.pool_indices, {-1, -1}, "[rows, topk / pool_size]");
+  check_dtype(kName, "pool_indices", a.pool_indices, {DType::kI32});
+  const std::int64_t rows = a.pool_indices.shape[0];
+  if (!a.pool_bases.empty()) {
+    ops::check_tensor(kName, "pool_bases", a.pool_bases, DType::kI32, {-1}, "[pools]");
+  }
+  ops::check_ranges(kName, a.starts, a.ends, rows);
+  check_shape(kName, "topk_indices", a.topk_indices, {rows, -1}, "[rows, topk and tail]");
+  check_dtype(kName, "topk_indices", a.topk_indices, {DType::kI32});
+  const std::int64_t tail = a.always_select_tail ? a.pool_size - 1 : 0,
+                     topk = a.topk_indices.shape[1] - tail;
+  WINNOW_CHECK(kName, topk >= a.pool_size && topk % a.pool_size == 0,
+               "topk must be a positive multiple of pool_size {}, got {} ({} columns{})",
+               a.pool_size, topk, a.topk_indices.shape[1],
+               tail > 0 ? fmt::format(", {} of them for the tail", tail) : "");
+  WINNOW_CHECK(kName, a.pool_indices.shape[1] == topk / a.pool_size,
+               "pool_indices must have topk / pool_size = {} columns, got {}", topk / a.pool_size,
+               a.pool_indices.shape[1]);
+  ops::check_tensor(kName, "topk_lengths", a.topk_lengths, DType::kI32, {rows}, "[rows]");
+  ops::check_memory(kName, inputs_of(a), outputs_of(a));
+}
+
+}  // namespace
+
+void expand_pools(const ExpandPoolsArgs& args, Workspace workspace) {
+  check(args);
+  ops::check_data(kName, inputs_of(args), outputs_of(args));
+  run_first(kName, kList, args, workspace);
+}
+
+std::int64_t expand_pools_workspace_bytes(const ExpandPoolsArgs& args) {
+  check(args);
+  return workspace_bytes_of(kName, kList, args);
+}
+
+Explanation explain(const ExpandPoolsArgs& args) {
+  check(args);
+  return explain_call(kName, kList, args);
+}
+
+}  // namespace winnow
