@@ -131,6 +131,7 @@ Operation dense_index_loss_operation() {
        "dense_index_loss rows=3 keys=1100 index_heads=4 index_dim=8 heads=2 dim_qk=8 range=full",
        "dense_index_loss rows=6 keys=30 index_heads=4 index_dim=8 heads=4 kv_heads=2 dim_qk=6 "
        "dtype=f64",
+       "dense_index_loss rows=33 keys=17500 index_heads=1 index_dim=2 heads=2 dim_qk=2",
        "dense_index_loss rows=0 keys=64 index_heads=8 index_dim=16 heads=2 dim_qk=8",
        "dense_index_loss rows=3 keys=0 index_heads=8 index_dim=16 heads=2 dim_qk=8 range=full"},
       {"dense_index_loss dtype=bf16", "dense_index_loss",

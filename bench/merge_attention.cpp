@@ -89,12 +89,10 @@ class MergeAttentionCase : public Case {
             if (lse(p, i, h) == -INFINITY) continue;
             const double q = std::exp(lse(p, i, h) - maximum) / sum, x = ref::get(in, p, i, h, c);
             weighted += q * x;
-            if (n > 1)
-              bound += std::abs(x) * (q * (delta(p) + gamma_of(dtype, n)) + 0x1p-148);
+            if (n > 1) bound += std::abs(x) * (q * (delta(p) + gamma_of(dtype, n)) + 0x1p-148);
           }
           if (n > 1) bound += std::abs(weighted) * (sum_error + gamma_of(dtype, 2));
-          if (n > 1)
-            bound += storage_error(output_.view().dtype) * (std::abs(weighted) + bound);
+          if (n > 1) bound += storage_error(output_.view().dtype) * (std::abs(weighted) + bound);
           outputs.add(ref::get(output_, i, h, c), weighted, bound,
                       [&] { return fmt::format("row {} head {} channel {}", i, h, c); });
         }
@@ -123,27 +121,28 @@ class MergeAttentionCase : public Case {
 }  // namespace
 
 Operation merge_attention_operation() {
-  return {"merge_attention",
-          "one attention out of partial ones over disjoint sets of keys",
-          {{"parts", "4", "partial attentions"},
-           {"rows", "64", "query rows"},
-           {"heads", "64", "query heads"},
-           {"dim_v", "512", "channels of the output"},
-           {"lse", "gauss", "gauss or far"},
-           {"dtype", "f32", "f64, f32, bf16 or f16"},
-           {"wide", "0", "1: f32 outputs for 16-bit parts"},
-           {"seed", "1", "of the data"}},
-          [](const Problem& p) -> std::unique_ptr<Case> {
-            return std::make_unique<MergeAttentionCase>(p);
-          },
-          {"merge_attention rows=7 heads=3 dim_v=33", "merge_attention parts=1 rows=9 heads=5 dim_v=16",
-           "merge_attention parts=2 rows=70 heads=2 dim_v=7 dtype=bf16",
-           "merge_attention parts=17 rows=5 heads=4 dim_v=24 dtype=f16 wide=1",
-           "merge_attention parts=9 rows=11 heads=3 dim_v=5 lse=far",
-           "merge_attention parts=3 rows=11 heads=2 dim_v=20 dtype=f16 lse=far",
-           "merge_attention parts=5 rows=6 heads=2 dim_v=9 dtype=f64",
-           "merge_attention parts=0 rows=3 heads=2 dim_v=17", "merge_attention rows=0 heads=2 dim_v=8"},
-          {"merge_attention", "merge_attention parts=8 dtype=bf16"}};
+  return {
+      "merge_attention",
+      "one attention out of partial ones over disjoint sets of keys",
+      {{"parts", "4", "partial attentions"},
+       {"rows", "64", "query rows"},
+       {"heads", "64", "query heads"},
+       {"dim_v", "512", "channels of the output"},
+       {"lse", "gauss", "gauss or far"},
+       {"dtype", "f32", "f64, f32, bf16 or f16"},
+       {"wide", "0", "1: f32 outputs for 16-bit parts"},
+       {"seed", "1", "of the data"}},
+      [](const Problem& p) -> std::unique_ptr<Case> {
+        return std::make_unique<MergeAttentionCase>(p);
+      },
+      {"merge_attention rows=7 heads=3 dim_v=33", "merge_attention parts=1 rows=9 heads=5 dim_v=16",
+       "merge_attention parts=2 rows=70 heads=2 dim_v=7 dtype=bf16",
+       "merge_attention parts=17 rows=5 heads=4 dim_v=24 dtype=f16 wide=1",
+       "merge_attention parts=9 rows=11 heads=3 dim_v=5 lse=far",
+       "merge_attention parts=3 rows=11 heads=2 dim_v=20 dtype=f16 lse=far",
+       "merge_attention parts=5 rows=6 heads=2 dim_v=9 dtype=f64",
+       "merge_attention parts=0 rows=3 heads=2 dim_v=17", "merge_attention rows=0 heads=2 dim_v=8"},
+      {"merge_attention", "merge_attention parts=8 dtype=bf16"}};
 }
 
 }  // namespace winnow::bench

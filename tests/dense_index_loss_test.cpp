@@ -149,69 +149,151 @@ TEST(DenseIndexLoss, EqualsTheSparseLossOverAllKeys) {
   }
 }
 
+// The workspace holds runs and tiles, whose sizes know nothing of the number of keys.
+TEST(DenseIndexLoss, TheWorkspaceDoesNotGrowWithTheKeys) {
+  const ThreadsGuard threads(4);
+  const auto bytes_for = [](std::int64_t rows, std::int64_t keys) {
+    auto f32 = [](std::initializer_list<std::int64_t> shape) {
+      return make_tensor(nullptr, DType::kF32, shape);
+    };
+    const Tensor ints = make_tensor(nullptr, DType::kI32, {rows});
+    return dense_index_loss_workspace_bytes({f32({rows, 16, 64}),
+                                             f32({keys, 64}),
+                                             f32({rows, 16}),
+                                             true,
+                                             f32({rows, 8, 96}),
+                                             f32({keys, 1, 96}),
+                                             f32({rows, 8}),
+                                             0.1,
+                                             ints,
+                                             ints,
+                                             1,
+                                             {},
+                                             f32({rows}),
+                                             f32({rows, 16, 64}),
+                                             f32({keys, 64}),
+                                             f32({rows, 16})});
+  };
+  for (const char* name : {"cpu.avx2", "cpu.portable"}) {
+    pin_implementation("dense_index_loss", name);
+    for (const std::int64_t rows : {1, 3, 64, 5000}) {
+      const std::int64_t few = bytes_for(rows, 100);
+      EXPECT_EQ(bytes_for(rows, 1000000), few) << name << rows;
+      EXPECT_EQ(bytes_for(rows, (std::int64_t{1} << 31) - 1), few) << name << rows;
+      // Per row: the targets and scores of a tile, 8 x 96 queries, 16 heads with gates of 1024
+      // keys, three rows of 64 channels, 16 x 8 + 8 partial weights and a weight, 48 more; then
+      // 16384 targets kept per row, the rows of a tile, and what a thread packs.
+      const std::int64_t row = 2 * 1024 + 8 * 96 + 16 * (1024 + 3 * 64 + 137) + 48;
+      const std::int64_t thread = 2 * 64 * 64 + 16 * 96 + 16 * 16;
+      const std::int64_t run = std::min<std::int64_t>(rows, 64);
+      const std::int64_t kept = std::max<std::int64_t>(run, 16) * 16384;
+      EXPECT_LE(few, 4 * (run * row + kept + 1024 * 64 + 4 * thread) + 4096);
+    }
+    pin_implementation("dense_index_loss", "");
+  }
+}
+
+// 66 rows of one head see more keys than can be kept for so many rows: targets are computed, and
+// shown to the callback, twice. The bits are those of rows on their own, which are kept.
+TEST(DenseIndexLoss, TargetsThatAreNotKeptGiveTheSameBits) {
+  const std::int64_t keys = 17500;
+  Dense x(DType::kF32, {66, keys, 1, 3, 1, 1, 2}, "causal");
+  for_each_implementation(x.args(), [&](const std::string& name) {
+    DenseIndexLossArgs a = x.args();
+    std::int64_t elements = 0, largest = 0;
+    a.reduce_target = [&](Tensor tile) {
+      elements += tile.elements();
+      largest = std::max(largest, tile.elements());
+    };
+    x.run(a);
+    EXPECT_LE(largest, 64 * 1024);
+    if (name != "reference") {
+      EXPECT_GT(elements, 66 * keys);
+      EXPECT_LE(elements, 2 * 66 * (keys + 64));
+    }
+    const Array kl = x.kl.clone(), dq = x.d_index_query.clone(), dw = x.d_index_weights.clone();
+    for (const std::int64_t i : {0, 40, 63, 64, 65}) {
+      DenseIndexLossArgs one = x.args();
+      for (Tensor* t : {&one.index_query, &one.index_weights, &one.query, &one.lse, &one.starts,
+                        &one.ends, &one.kl, &one.d_index_query, &one.d_index_weights})
+        *t = t->rows(i, 1);
+      std::int64_t alone = 0;
+      one.reduce_target = [&](Tensor tile) { alone += tile.elements(); };
+      x.run(one);
+      EXPECT_LE(alone, keys + 64);
+      EXPECT_TRUE(same_bytes(one.kl, kl.view().rows(i, 1))) << name << " row " << i;
+      EXPECT_TRUE(same_bytes(one.d_index_query, dq.view().rows(i, 1))) << name << " row " << i;
+      EXPECT_TRUE(same_bytes(one.d_index_weights, dw.view().rows(i, 1))) << name << " row " << i;
+    }
+  });
+}
+
 // Two ranks that own half of the attention heads each: rank 1's tiles are recorded, and the call of
 // rank 0 adds them as an all-reduce would.
 TEST(DenseIndexLoss, ReducedOverTwoRanksEqualsOneRank) {
   for (DType dtype : {DType::kF64, DType::kF32}) {
-    const Shape s{70, 150, 4, 16, 4, 2, 16};
-    Dense x(dtype, s, "packed");
-    for_each_implementation(x.args(), [&](const std::string&) {
-      x.run(x.args());
-      const Array kl = x.kl.clone(), dq = x.d_index_query.clone(), dk = x.d_index_key.clone(),
-                  dw = x.d_index_weights.clone();
-      auto rank = [&](std::int64_t r) {  // contiguous halves of the heads
-        Dense half(dtype, {s.rows, s.keys, s.index_heads, s.index_dim, 2, 1, s.dim_qk}, "packed");
-        for (std::int64_t i = 0; i < s.rows; ++i) {
-          for (std::int64_t h = 0; h < 2; ++h) {
-            ref::set(half.lse, i, h, ref::get(x.lse, i, 2 * r + h));
-            for (std::int64_t d = 0; d < s.dim_qk; ++d)
-              ref::set(half.query, i, h, d, ref::get(x.query, i, 2 * r + h, d));
+    // The second shape has targets that are computed, and reduced, twice.
+    for (const Shape& s : {Shape{70, 150, 4, 16, 4, 2, 16}, Shape{34, 18000, 1, 2, 4, 2, 2}}) {
+      const char* range = s.keys == 150 ? "packed" : "causal";
+      Dense x(dtype, s, range);
+      for_each_implementation(x.args(), [&](const std::string&) {
+        x.run(x.args());
+        const Array kl = x.kl.clone(), dq = x.d_index_query.clone(), dk = x.d_index_key.clone(),
+                    dw = x.d_index_weights.clone();
+        auto rank = [&](std::int64_t r) {  // contiguous halves of the heads
+          Dense half(dtype, {s.rows, s.keys, s.index_heads, s.index_dim, 2, 1, s.dim_qk}, range);
+          for (std::int64_t i = 0; i < s.rows; ++i) {
+            for (std::int64_t h = 0; h < 2; ++h) {
+              ref::set(half.lse, i, h, ref::get(x.lse, i, 2 * r + h));
+              for (std::int64_t d = 0; d < s.dim_qk; ++d)
+                ref::set(half.query, i, h, d, ref::get(x.query, i, 2 * r + h, d));
+            }
           }
-        }
-        for (std::int64_t j = 0; j < s.keys; ++j) {
-          for (std::int64_t d = 0; d < s.dim_qk; ++d)
-            ref::set(half.key, j, 0, d, ref::get(x.key, j, r, d));
-        }
-        DenseIndexLossArgs a = half.args();
-        a.index_query = x.index_query;
-        a.index_key = x.index_key;
-        a.index_weights = x.index_weights;
-        return std::pair(std::move(half), a);
-      };
-      std::vector<Array> tiles;
-      auto [one, one_args] = rank(1);
-      one_args.reduce_target = [&](Tensor tile) {
-        EXPECT_TRUE(tile.contiguous());
-        EXPECT_EQ(tile.rank, 2);
-        tiles.emplace_back(tile.dtype,
-                           std::initializer_list<std::int64_t>{tile.shape[0], tile.shape[1]});
-        std::memcpy(tiles.back().view().data, tile.data,
-                    static_cast<std::size_t>(tiles.back().bytes()));
-      };
-      one.run(one_args);
-      auto [zero, zero_args] = rank(0);
-      std::size_t next = 0;
-      const std::thread::id caller = std::this_thread::get_id();
-      zero_args.reduce_target = [&](Tensor tile) {
-        EXPECT_EQ(std::this_thread::get_id(), caller);
-        ASSERT_LT(next, tiles.size());
-        const Array& other = tiles[next++];
-        ASSERT_EQ(tile.shape, other.view().shape);
-        for (std::int64_t e = 0; e < tile.elements(); ++e) {
-          const double sum = load_double(tile.data, tile.dtype, e) + at(other, e);
-          store_double(tile.data, tile.dtype, e, sum);
-        }
-      };
-      zero.run(zero_args);
-      EXPECT_EQ(next, tiles.size());
-      // Scores and gates are those of the one-rank call; t differs by the order of its four-head
-      // sum, a few roundings, and enters the results through sums of at most rows terms near 1.
-      const double tolerance = dtype == DType::kF64 ? 1e-13 : 64 * 0x1p-24;
-      expect_near(zero.kl, kl, 16 * tolerance);
-      expect_near(zero.d_index_query, dq, tolerance);
-      expect_near(zero.d_index_key, dk, 8 * tolerance);
-      expect_near(zero.d_index_weights, dw, 8 * tolerance);
-    });
+          for (std::int64_t j = 0; j < s.keys; ++j) {
+            for (std::int64_t d = 0; d < s.dim_qk; ++d)
+              ref::set(half.key, j, 0, d, ref::get(x.key, j, r, d));
+          }
+          DenseIndexLossArgs a = half.args();
+          a.index_query = x.index_query;
+          a.index_key = x.index_key;
+          a.index_weights = x.index_weights;
+          return std::pair(std::move(half), a);
+        };
+        std::vector<Array> tiles;
+        auto [one, one_args] = rank(1);
+        one_args.reduce_target = [&](Tensor tile) {
+          EXPECT_TRUE(tile.contiguous());
+          EXPECT_EQ(tile.rank, 2);
+          tiles.emplace_back(tile.dtype,
+                             std::initializer_list<std::int64_t>{tile.shape[0], tile.shape[1]});
+          std::memcpy(tiles.back().view().data, tile.data,
+                      static_cast<std::size_t>(tiles.back().bytes()));
+        };
+        one.run(one_args);
+        auto [zero, zero_args] = rank(0);
+        std::size_t next = 0;
+        const std::thread::id caller = std::this_thread::get_id();
+        zero_args.reduce_target = [&](Tensor tile) {
+          EXPECT_EQ(std::this_thread::get_id(), caller);
+          ASSERT_LT(next, tiles.size());
+          const Array& other = tiles[next++];
+          ASSERT_EQ(tile.shape, other.view().shape);
+          for (std::int64_t e = 0; e < tile.elements(); ++e) {
+            const double sum = load_double(tile.data, tile.dtype, e) + at(other, e);
+            store_double(tile.data, tile.dtype, e, sum);
+          }
+        };
+        zero.run(zero_args);
+        EXPECT_EQ(next, tiles.size());
+        // Scores and gates are those of the one-rank call; t differs by the order of its four-head
+        // sum, a few roundings, and enters the results through sums of at most rows terms near 1.
+        const double tolerance = dtype == DType::kF64 ? 1e-13 : 64 * 0x1p-24;
+        expect_near(zero.kl, kl, 16 * tolerance);
+        expect_near(zero.d_index_query, dq, tolerance);
+        expect_near(zero.d_index_key, dk, 8 * tolerance);
+        expect_near(zero.d_index_weights, dw, 8 * tolerance);
+      });
+    }
   }
 }
 
@@ -238,6 +320,32 @@ TEST(DenseIndexLoss, ARowDoesNotDependOnTheOthers) {
       }
     });
   }
+}
+
+// Blocks, tiles and lanes are counted from a row's start: a sequence gives the same bits wherever it
+// lies in the key space.
+TEST(DenseIndexLoss, APackedSequenceHasTheBitsOfTheSequenceAlone) {
+  constexpr std::int64_t kFirst = 37, kRest = 1200;
+  Dense x(DType::kF32, {kFirst + kRest, kFirst + kRest, 3, 9, 2, 1, 10}, "causal");
+  for (std::int64_t i = kFirst; i < kFirst + kRest; ++i) x.starts.as<std::int32_t>()[i] = kFirst;
+  for_each_implementation(x.args(), [&](const std::string& name) {
+    if (name == "reference") return;  // slow, and has no blocks
+    x.run(x.args());
+    const Array kl = x.kl.clone(), dq = x.d_index_query.clone(), dk = x.d_index_key.clone();
+    DenseIndexLossArgs a = x.args();
+    for (Tensor* t : {&a.index_query, &a.index_weights, &a.query, &a.lse, &a.starts, &a.ends, &a.kl,
+                      &a.d_index_query, &a.d_index_weights, &a.index_key, &a.key, &a.d_index_key})
+      *t = t->rows(kFirst, kRest);
+    Array starts(DType::kI32, {kRest}), ends(DType::kI32, {kRest});
+    for (std::int64_t i = 0; i < kRest; ++i)
+      ends.as<std::int32_t>()[i] = static_cast<std::int32_t>(i + 1);
+    a.starts = starts;
+    a.ends = ends;
+    x.run(a);
+    EXPECT_TRUE(same_bytes(a.kl, kl.view().rows(kFirst, kRest)));
+    EXPECT_TRUE(same_bytes(a.d_index_query, dq.view().rows(kFirst, kRest)));
+    EXPECT_TRUE(same_bytes(a.d_index_key, dk.view().rows(kFirst, kRest)));
+  });
 }
 
 // The thread count belongs to the next call; this one has its workspace already.

@@ -190,7 +190,8 @@ TEST(MergeAttention, SplitListsEqualTheWholeList) {
       for (const std::int64_t rank : {0, 1}) {
         call.list(4, split.lists[rank]);
         SparseAttentionArgs part = call.forward_args();
-        part.output = make_tensor(merge.part_output.as<float>() + rank * 96, DType::kF32, {1, 6, 16});
+        part.output =
+            make_tensor(merge.part_output.as<float>() + rank * 96, DType::kF32, {1, 6, 16});
         part.lse = make_tensor(merge.part_lse.as<float>() + rank * 6, DType::kF32, {1, 6});
         AttentionCall::forward(part);
       }

@@ -8,13 +8,19 @@
 //   g[i, j]  = (p - t^) * d_kl
 //   gradients from g as in index_scores_at_backward.h, over all j
 //
-// - Scores and targets exist for a bounded run of rows at a time, never for all. The workspace
-//   grows with the keys times that run, never with rows * keys.
-// - `reduce_target` sees t of each run of rows once, before it is used, to sum it over tensor-
-//   parallel ranks. Tiles come in a fixed order, one at a time, from the calling thread. They
+// - Scores and targets exist for a tile of keys of a run of rows at a time: the keys are gone
+//   through twice, first for the sums of a row, then for kl and the gradients. The workspace is
+//   bounded by a constant for each row and thread, whatever the number of keys (the reference
+//   holds one row and the gradient of the keys in double).
+// - `reduce_target` sees t tile by tile, at most 64 rows x 1024 keys at a time, before it is used,
+//   to sum it over tensor-parallel ranks. Tiles come in a fixed order, one at a time, from the
+//   calling thread; the same tile may come twice, unreduced, where t is computed again. They
 //   depend on the shapes, the ranges and the implementation: ranks that agree on these meet in the
 //   same tile. Where a row does not see a key, the tile holds 0.
-// - An empty row: kl 0, no gradient. Outputs are overwritten, summed in a fixed order, no atomics.
+// - An empty row: kl 0, no gradient. So has a row with no score above -inf.
+// - NaN and infinity: as in index_loss.h and index_scores_at_backward.h.
+// - Outputs are overwritten, summed in a fixed order, no atomics: bitwise equal for every thread
+//   count. kl and the gradients by index_query and index_weights of a row depend on that row only.
 #pragma once
 
 #include <functional>

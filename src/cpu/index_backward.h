@@ -49,13 +49,33 @@ __attribute__((noinline)) void copy_rows(const T* const* row, const float* scale
   }
 }
 
-// gated and d_weights [heads][8] of 16 keys. Lanes outside `seen` take no part, whatever they hold.
+// What one head's dots with 16 keys pass on: gated [16] and d_weights [8]. Lanes outside `seen` take
+// no part, whatever they hold.
+struct Gate {
+  F8 floor, g[2];
+  I8 open, seen[2];
+  Gate(bool relu, const F8 (&gradient)[2], const I8 (&lanes)[2])
+      : floor(splat(relu ? 0.f : -__builtin_inff())),
+        g{gradient[0], gradient[1]},
+        open(splat(relu ? 0 : -1)),
+        seen{lanes[0], lanes[1]} {}
+  WINNOW_INLINE void pass(const F8 (&u)[2], float* gated, float* d_weights) const {
+    F8 sum = load(d_weights);
+#pragma GCC unroll 2
+    for (int v = 0; v < 2; ++v) {
+      const F8 dot = bits_as_float(bits_as_int(u[v]) & seen[v]);
+      const F8 gradient = bits_as_float(bits_as_int(g[v]) & seen[v]);
+      sum = fma(gradient, max8(floor, dot), sum);  // max8 keeps a NaN on its right
+      store(gated + v * 8, bits_as_float(bits_as_int(gradient) & ((dot > zero8()) | open)));
+    }
+    store(d_weights, sum);
+  }
+};
+
+// gated [heads][16] and d_weights [heads][8] of 16 keys.
 __attribute__((noinline)) inline void gate_keys(const float* tile, Tiles tiles, std::int64_t dim,
-                                                const float* panel, bool relu, const F8 (&g)[2],
-                                                const I8 (&seen)[2], float* gated,
+                                                const float* panel, const Gate& gate, float* gated,
                                                 float* d_weights) {
-  const F8 floor = splat(relu ? 0.f : -__builtin_inff());
-  const I8 open = splat(relu ? 0 : -1);
   for (int t = 0; t < tiles.count; ++t) {
     const int heads = tiles.rows(t);
     with_rows(
@@ -65,17 +85,7 @@ __attribute__((noinline)) inline void gate_keys(const float* tile, Tiles tiles, 
           for (int h = 0; h < kHeads; ++h) u[h][0] = u[h][1] = zero8();
           multiply_tile<kHeads>(tile, kHeads, 1, panel, dim, u);
 #pragma GCC unroll 8
-          for (int h = 0; h < kHeads; ++h) {
-            F8 sum = load(d_weights + h * 8);
-#pragma GCC unroll 2
-            for (int v = 0; v < 2; ++v) {
-              const F8 dot = bits_as_float(bits_as_int(u[h][v]) & seen[v]);
-              sum = fma(g[v], max8(floor, dot), sum);  // max8 keeps a NaN on its right
-              store(gated + h * kPanel + v * 8,
-                    bits_as_float(bits_as_int(g[v]) & ((dot > zero8()) | open)));
-            }
-            store(d_weights + h * 8, sum);
-          }
+          for (int h = 0; h < kHeads; ++h) gate.pass(u[h], gated + h * kPanel, d_weights + h * 8);
         });
     tile += heads * dim;
     gated += heads * kPanel;

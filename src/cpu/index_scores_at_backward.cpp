@@ -145,9 +145,9 @@ void row_gradient(const IndexScoresAtBackwardArgs& a, const Plan& p, std::int64_
         g[x] = d_scores[own.slot[own.order[b + s + x]] * a.d_scores.strides[1]];
       }
       const auto left = static_cast<std::int32_t>(n);
-      gate_keys(own.tiles, tiles, p.dim, own.panel, a.relu, {load(g), load(g + 8)},
-                {iota8() < splat(left), iota8() < splat(left - 8)}, gated + s * p.heads,
-                own.d_weights);
+      const Gate gate(a.relu, {load(g), load(g + 8)},
+                      {iota8() < splat(left), iota8() < splat(left - 8)});
+      gate_keys(own.tiles, tiles, p.dim, own.panel, gate, gated + s * p.heads, own.d_weights);
     }
     add_query_gradient(gated, tiles, p.heads, own.rows, 0, block, p.channels, own.d_query);
   }

@@ -1,8 +1,9 @@
 // The indexer loss of one row, KL(target || softmax of the scores), and its gradient.
 //
 // Order: sums run over vectors of 8 lanes in blocks of 64 elements, f32 within a block (one
-// addition chain per lane, then the tree of sum8), double between blocks. An element's place in the
-// row decides, nothing else.
+// addition chain per lane, then the tree of sum8), double between blocks. An element's place
+// in the row decides, nothing else. A row may come in pieces: where the maximum grows, the sum so far is
+// multiplied with exp(old - new) in double.
 #pragma once
 
 #include "cpu/tile.h"
@@ -47,44 +48,74 @@ WINNOW_INLINE void store_part(float* p, std::int64_t count, F8 v) {
   for (std::int64_t i = 0; i < count; ++i) p[i] = v[i];
 }
 
+// What the loss of a row needs of the whole row, gathered piece by piece.
+struct RowSums {
+  float maximum = -__builtin_inff();  // of the scores; NaN never is the maximum
+  double sum = 0;                     // of exp(score - maximum); NaN with a NaN score
+  double mass = 0;                    // of the target
+
+  bool weightless() const { return sum == 0; }  // no score above -inf
+
+  // The next n elements; pieces before the last are whole blocks of 64.
+  void add(const float* target, const float* score, std::int64_t n) {
+    constexpr std::int64_t kBlock = 64;
+    const float inf = __builtin_inff();
+    F8 top = splat(-inf);
+    for (std::int64_t s = 0; s < n; s += 8) top = max8(load_part(score + s, n - s, -inf), top);
+    const float before = maximum, piece = maximum8(top);
+    if (piece > maximum) maximum = piece;
+    if (sum != 0 && maximum > before) {
+      sum *= __builtin_exp(static_cast<double>(before) - static_cast<double>(maximum));
+    }
+    const F8 base = splat(maximum == -inf ? 0 : maximum);  // exp gives 0 then, and NaN stays
+    for (std::int64_t b = 0; b < n; b += kBlock) {
+      F8 block_sum = zero8(), block_mass = zero8();
+      for (std::int64_t s = b; s < min64(n, b + kBlock); s += 8) {
+        block_sum += exp8(load_part(score + s, n - s, -inf) - base);
+        block_mass += load_part(target + s, n - s, 0);
+      }
+      sum += static_cast<double>(sum8(block_sum));
+      mass += static_cast<double>(sum8(block_mass));
+    }
+  }
+};
+
+// The loss of eight keys of a row whose sums are known, and its derivative by their scores.
+struct RowTerms {
+  float base = 0, log_sum = 0, inverse = 0, d_kl = 0;
+  RowTerms() = default;
+  RowTerms(const RowSums& row, float derivative)
+      : base(row.maximum),
+        log_sum(static_cast<float>(__builtin_log(row.sum))),
+        inverse(static_cast<float>(1 / (row.mass < 1e-10 ? 1e-10 : row.mass))),
+        d_kl(derivative) {}
+
+  WINNOW_INLINE F8 kl(F8 target, F8 score, F8& gradient) const {
+    const F8 log_p = (score - splat(base)) - splat(log_sum), t = target * splat(inverse);
+    const F8 term = t * (log8(max8(splat(1e-10f), t)) - log_p);
+    gradient = (exp8(log_p) - t) * splat(d_kl);
+    return t == zero8() ? zero8() : term;  // 0 ln 0 = 0, also where p is 0
+  }
+};
+
 // Returns kl and writes gradient[s] = (p - t) * d_kl for n keys. `gradient` may be `score`.
 inline float row_loss(const float* target, const float* score, std::int64_t n, float d_kl,
                       float* gradient) {
   constexpr std::int64_t kBlock = 64;
-  const float inf = __builtin_inff();
-  F8 top = splat(-inf);
-  for (std::int64_t s = 0; s < n; s += 8) {
-    top = max8(load_part(score + s, n - s, -inf), top);  // NaN never is the maximum
-  }
-  float base = maximum8(top);
-  if (base == -inf) base = 0;  // no score above -inf: exp gives 0, and NaN stays
-
-  double sum = 0, mass = 0;
-  for (std::int64_t b = 0; b < n; b += kBlock) {
-    F8 block_sum = zero8(), block_mass = zero8();
-    for (std::int64_t s = b; s < min64(n, b + kBlock); s += 8) {
-      block_sum += exp8(load_part(score + s, n - s, -inf) - splat(base));
-      block_mass += load_part(target + s, n - s, 0);
-    }
-    sum += static_cast<double>(sum8(block_sum));
-    mass += static_cast<double>(sum8(block_mass));
-  }
-  if (sum == 0) {
+  RowSums row;
+  row.add(target, score, n);
+  if (row.weightless()) {
     for (std::int64_t s = 0; s < n; ++s) gradient[s] = 0;
     return 0;
   }
-
-  const auto log_sum = static_cast<float>(__builtin_log(sum));
-  const auto inverse = static_cast<float>(1 / (mass < 1e-10 ? 1e-10 : mass));
+  const RowTerms terms(row, d_kl);
   double kl = 0;
   for (std::int64_t b = 0; b < n; b += kBlock) {
-    F8 block = zero8();
+    F8 block = zero8(), g;
     for (std::int64_t s = b; s < min64(n, b + kBlock); s += 8) {
-      const F8 log_p = (load_part(score + s, n - s, -inf) - splat(base)) - splat(log_sum);
-      const F8 t = load_part(target + s, n - s, 0) * splat(inverse);
-      const F8 term = t * (log8(max8(splat(1e-10f), t)) - log_p);
-      block += t == zero8() ? zero8() : term;  // 0 ln 0 = 0, also where p is 0
-      store_part(gradient + s, n - s, (exp8(log_p) - t) * splat(d_kl));
+      block += terms.kl(load_part(target + s, n - s, 0),
+                        load_part(score + s, n - s, -__builtin_inff()), g);
+      store_part(gradient + s, n - s, g);
     }
     kl += static_cast<double>(sum8(block));
   }

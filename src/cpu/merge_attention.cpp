@@ -67,7 +67,8 @@ void merge(const MergeAttentionArgs& a, std::int64_t i, std::int64_t h, const Wo
   float& lse = a.lse.as<float>()[i * a.lse.strides[0] + h * a.lse.strides[1]];
   lse = count == 0 ? -kInfinity : count == 1 ? own.weight[0] : maximum + __builtin_logf(sum);
 
-  const T* row = a.part_output.as<T>() + i * a.part_output.strides[1] + h * a.part_output.strides[2];
+  const T* row =
+      a.part_output.as<T>() + i * a.part_output.strides[1] + h * a.part_output.strides[2];
   Out* out = a.output.as<Out>() + i * a.output.strides[0] + h * a.output.strides[1];
   const F8 inverse = splat(1 / sum);
   for (std::int64_t c = 0; c < dim_v; c += kPanel) {
@@ -97,7 +98,8 @@ void run_typed(const MergeAttentionArgs& a, Workspace workspace) {
     Carve own_carve(memory + worker * own_bytes);
     const Worker own(own_carve, a.part_output.shape[0]);
     const std::int64_t end = min64(pairs, (task + 1) * kTaskHeads);
-    for (std::int64_t n = task * kTaskHeads; n < end; ++n) merge<T, Out>(a, n / heads, n % heads, own);
+    for (std::int64_t n = task * kTaskHeads; n < end; ++n)
+      merge<T, Out>(a, n / heads, n % heads, own);
   });
 }
 

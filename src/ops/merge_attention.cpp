@@ -21,8 +21,7 @@ auto outputs_of(const MergeAttentionArgs& a) {
 }
 
 void check(const MergeAttentionArgs& a) {
-  check_shape(kName, "part_output", a.part_output, {-1, -1, -1, -1},
-              "[parts, rows, heads, dim_v]");
+  check_shape(kName, "part_output", a.part_output, {-1, -1, -1, -1}, "[parts, rows, heads, dim_v]");
   check_dtype(kName, "part_output", a.part_output,
               {DType::kF64, DType::kF32, DType::kBF16, DType::kF16});
   const std::int64_t parts = a.part_output.shape[0], rows = a.part_output.shape[1];

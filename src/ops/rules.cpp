@@ -103,8 +103,11 @@ void check_attention(const char* operation, const Tensor& query, const Tensor& k
                "query needs at least one head and one channel, got {}", shape_text(query));
   WINNOW_CHECK(operation, kv_heads >= 1 && heads % kv_heads == 0,
                "heads must be a multiple of kv_heads, got {} and {}", heads, kv_heads);
-  WINNOW_CHECK(operation, std::isfinite(softmax_scale) && softmax_scale > 0,
-               "softmax_scale must be positive and finite, got {}", softmax_scale);
+  const double scale =
+      query.dtype == DType::kF64 ? softmax_scale : static_cast<float>(softmax_scale);
+  WINNOW_CHECK(operation, std::isfinite(scale) && scale > 0,
+               "softmax_scale must be positive and finite, got {}{}", softmax_scale,
+               scale == softmax_scale ? "" : fmt::format(" ({} as f32)", scale));
   check_ranges(operation, starts, ends, query.shape[0]);
 }
 

@@ -76,8 +76,10 @@ void validate_nonempty(const char* operation, const Tensor& starts, const Tensor
       for (std::int64_t s = 0; s < length && !found; ++s)
         found = range.contains(id_at(topk_indices, i, s));
     }
-    WINNOW_CHECK(operation, found, "with rows_nonempty every row must have a valid slot, got none "
-                 "in row {}", i);
+    WINNOW_CHECK(operation, found,
+                 "with rows_nonempty every row must have a valid slot, got none "
+                 "in row {}",
+                 i);
   }
 }
 

@@ -1,5 +1,5 @@
 // The indexer loss over every visible key and its gradients, one row at a time, in double. A tile
-// of the target is one row over its range.
+// of the target is 1024 keys of one row.
 #include "ref/attention_mass.h"
 #include "ref/implementations.h"
 #include "ref/index_score_backward.h"
@@ -7,6 +7,8 @@
 
 namespace winnow::ref {
 namespace {
+
+constexpr std::int64_t kTileKeys = 1024;
 
 std::int64_t doubles(const DenseIndexLossArgs& a) {
   return 2 * a.index_key.shape[0] + index_backward_doubles(a.index_query, a.index_key);
@@ -26,8 +28,10 @@ void run(const DenseIndexLossArgs& a, Workspace workspace) {
       target[t] = attention_mass(a.query, a.key, a.lse, a.softmax_scale, i, j);
       score[t] = index_score(a.index_query, a.index_key, a.index_weights, a.relu, i, j);
     }
-    if (a.reduce_target && length > 0)
-      a.reduce_target(make_tensor(target, DType::kF64, {1, length}));
+    for (std::int64_t t = 0; a.reduce_target && t < length; t += kTileKeys) {
+      const std::int64_t count = std::min(kTileKeys, length - t);
+      a.reduce_target(make_tensor(target + t, DType::kF64, {1, count}));
+    }
     RowLoss loss;
     for (std::int64_t t = 0; t < length; ++t) loss.see(target[t], score[t]);
     double kl = 0;
