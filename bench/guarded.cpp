@@ -12,7 +12,7 @@ namespace winnow::bench {
 namespace {
 
 // Sizes come from the text of a problem: they may be negative, or more than any memory.
-void check_sizes(std::initializer_list<std::int64_t> shape) {
+void check_sizes(std::span<const std::int64_t> shape) {
   constexpr std::int64_t kMaxElements = std::int64_t{1} << 44;
   std::int64_t elements = 1;
   for (std::int64_t extent : shape) {
@@ -25,9 +25,18 @@ void check_sizes(std::initializer_list<std::int64_t> shape) {
 
 }  // namespace
 
-Guarded::Guarded(DType dtype, std::initializer_list<std::int64_t> shape) {
+Guarded::Guarded(DType dtype, std::span<const std::int64_t> shape) {
   check_sizes(shape);
-  view_ = make_tensor(nullptr, dtype, shape);
+  WINNOW_CHECK("problem", shape.size() <= kMaxRank, "a tensor has at most {} axes, got {}",
+               kMaxRank, shape.size());
+  view_.dtype = dtype;
+  view_.rank = static_cast<int>(shape.size());
+  std::int64_t stride = 1;
+  for (int axis = view_.rank - 1; axis >= 0; --axis) {
+    view_.shape[axis] = shape[static_cast<std::size_t>(axis)];
+    view_.strides[axis] = stride;
+    stride *= view_.shape[axis];
+  }
   const std::int64_t page = sysconf(_SC_PAGESIZE);
   const std::int64_t bytes = view_.elements() * dtype_bytes(dtype);
   // A system that overcommits would grant more and end the program later.

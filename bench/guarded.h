@@ -4,6 +4,7 @@
 #pragma once
 
 #include <initializer_list>
+#include <span>
 
 #include "winnow/tensor.h"
 
@@ -12,7 +13,9 @@ namespace winnow::bench {
 class Guarded {
  public:
   Guarded() = default;
-  Guarded(DType dtype, std::initializer_list<std::int64_t> shape);  // zeros
+  Guarded(DType dtype, std::span<const std::int64_t> shape);  // zeros
+  Guarded(DType dtype, std::initializer_list<std::int64_t> shape)
+      : Guarded(dtype, std::span(shape.begin(), shape.size())) {}
   ~Guarded();
   Guarded(Guarded&& other) noexcept;
   Guarded& operator=(Guarded&& other) noexcept;

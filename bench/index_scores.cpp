@@ -4,6 +4,7 @@
 #include "base/row_range.h"
 #include "bench/bounds.h"
 #include "bench/data.h"
+#include "bench/keys.h"
 #include "bench/operations.h"
 #include "ref/index_score.h"
 
@@ -19,16 +20,15 @@ class IndexScoresCase : public Case {
     const DType wide = p.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
     Random random(static_cast<std::uint64_t>(p.number("seed")));
     query_ = Guarded(p.dtype(), {rows_, heads, dim});
-    key_ = Guarded(p.dtype(), {keys_, dim});
     weights_ = Guarded(wide, {rows_, heads});
     starts_ = Guarded(DType::kI32, {rows_});
     ends_ = Guarded(DType::kI32, {rows_});
     scores_ = Guarded(wide, {rows_, width_});
     fill_gauss(query_, random);
-    fill_gauss(key_, random);
+    key_ = Keys(p.dtype(), rows_, keys_, {dim}, p.number("page"), random);
     fill_gauss(weights_, random, 1 / std::sqrt(static_cast<double>(heads * dim)));
     fill_ranges(p.word("range"), keys_, 16, starts_, ends_, random);
-    args_ = {query_, key_, weights_, starts_, ends_, p.flag("relu"), scores_};
+    args_ = {query_, key_.view(), weights_, starts_, ends_, p.flag("relu"), scores_};
   }
 
   Explanation explain() const override { return winnow::explain(args_); }
@@ -45,23 +45,24 @@ class IndexScoresCase : public Case {
                                 ? 1e-12
                                 : gamma(static_cast<double>(dim + heads + 2));
     for (std::int64_t i = 0; i < rows_; ++i) {
-      const RowRange range = row_range(starts_, ends_, i, keys_);
+      const RowRange range = row_range(starts_, ends_, i, key_.count());
       for (std::int64_t t = 0; t < width_; ++t) {
         auto where = [&] { return fmt::format("row {} column {}", i, t); };
         if (t >= range.length()) {
           unwritten.add_exact(is_poison(scores_, i * width_ + t), where);
           continue;
         }
+        const ref::KeyPlace key = ref::place_of(args_.index_key, i, range.start + t);
         double magnitude = 0;
-        for (std::int64_t h = 0; h < heads; ++h) {
+        for (std::int64_t h = 0; h < heads && !key.missing(); ++h) {
           double dot = 0;
           for (std::int64_t d = 0; d < dim; ++d) {
-            dot += std::abs(ref::get(query_, i, h, d) * ref::get(key_, range.start + t, d));
+            dot += std::abs(ref::get(query_, i, h, d) * ref::get(key.keys, key.index, d));
           }
           magnitude += std::abs(ref::get(weights_, i, h)) * dot;
         }
         const double truth =
-            ref::index_score(query_, key_, weights_, args_.relu, i, range.start + t);
+            ref::index_score_in(query_, args_.index_key, weights_, args_.relu, i, range.start + t);
         scores.add(ref::get(scores_, i, t), truth, relative * magnitude, where);
       }
     }
@@ -71,7 +72,7 @@ class IndexScoresCase : public Case {
   Cost cost() const override {
     double pairs = 0;
     for (std::int64_t i = 0; i < rows_; ++i)
-      pairs += static_cast<double>(row_range(starts_, ends_, i, keys_).length());
+      pairs += static_cast<double>(row_range(starts_, ends_, i, key_.count()).length());
     const Tensor& q = query_;
     const auto input =
         static_cast<double>((q.elements() + keys_ * q.shape[2]) * dtype_bytes(q.dtype));
@@ -80,7 +81,8 @@ class IndexScoresCase : public Case {
 
  private:
   std::int64_t rows_, keys_, width_;
-  Guarded query_, key_, weights_, starts_, ends_, scores_;
+  Keys key_;
+  Guarded query_, weights_, starts_, ends_, scores_;
   IndexScoresArgs args_;
 };
 
@@ -97,6 +99,7 @@ Operation index_scores_operation() {
        {"width", "-1", "columns of the score matrix; -1: keys"},
        {"dtype", "f32", "f64, f32, bf16 or f16"},
        {"range", "full", "full, causal, packed or awkward"},
+       {"page", "0", "keys of a page, three requests; 0: keys in one piece"},
        {"relu", "1", "0: identity"},
        {"seed", "1", "of the data"}},
       [](const Problem& p) -> std::unique_ptr<Case> {
@@ -109,10 +112,15 @@ Operation index_scores_operation() {
        "index_scores rows=70 keys=80 index_heads=5 index_dim=40 range=packed relu=0",
        "index_scores rows=9 keys=64 index_heads=8 index_dim=16 width=37",
        "index_scores rows=6 keys=50 index_heads=4 index_dim=8 dtype=f64 range=causal",
+       "index_scores rows=24 keys=200 index_heads=3 index_dim=17 range=awkward page=16",
+       "index_scores rows=35 keys=600 index_heads=2 index_dim=24 range=causal page=7 dtype=bf16",
+       "index_scores rows=20 keys=100 index_heads=2 index_dim=8 range=packed page=64 dtype=f64",
+       "index_scores rows=19 keys=50 index_heads=2 index_dim=8 page=1 dtype=f16",
        "index_scores rows=0 keys=64 index_heads=8 index_dim=16",
        "index_scores rows=3 keys=0 index_heads=8 index_dim=16"},
       {"index_scores rows=16 keys=32768 dtype=bf16", "index_scores rows=16 keys=32768",
-       "index_scores rows=4 keys=32768 dtype=bf16", "index_scores rows=1 keys=32768 dtype=bf16"}};
+       "index_scores rows=4 keys=32768 dtype=bf16", "index_scores rows=1 keys=32768 dtype=bf16",
+       "index_scores rows=16 keys=32768 dtype=bf16 page=64"}};
 }
 
 }  // namespace winnow::bench

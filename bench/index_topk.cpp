@@ -8,6 +8,7 @@
 #include "base/row_range.h"
 #include "bench/bounds.h"
 #include "bench/data.h"
+#include "bench/keys.h"
 #include "bench/operations.h"
 #include "bench/selection.h"
 #include "ref/implementations.h"
@@ -24,20 +25,18 @@ class IndexTopkCase : public Case {
     const DType wide = p.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
     Random random(static_cast<std::uint64_t>(p.number("seed")));
     query_ = Guarded(p.dtype(), {rows_, heads, dim});
-    key_ = Guarded(p.dtype(), {keys_, dim});
     weights_ = Guarded(wide, {rows_, heads});
     starts_ = Guarded(DType::kI32, {rows_});
     ends_ = Guarded(DType::kI32, {rows_});
     fill_gauss(query_, random);
-    fill_gauss(key_, random);
+    key_ = Keys(p.dtype(), rows_, keys_, {dim}, p.number("page"), random);
     fill_gauss(weights_, random, 1 / std::sqrt(static_cast<double>(heads * dim)));
     fill_ranges(p.word("range"), keys_, topk_, starts_, ends_, random);
     if (p.flag("specials")) add_specials(random);
     output_ = SelectionOutput(rows_, topk_, wide, p.flag("scores"));
     truth_ = SelectionOutput(rows_, topk_, wide, p.flag("scores"));
-    args_ = {query_,        key_,           weights_,        starts_,
-             ends_,         p.flag("relu"), output_.indices, output_.lengths,
-             output_.scores};
+    args_ = {query_,         key_.view(),     weights_,        starts_,       ends_,
+             p.flag("relu"), output_.indices, output_.lengths, output_.scores};
   }
 
   Explanation explain() const override { return winnow::explain(args_); }
@@ -46,8 +45,9 @@ class IndexTopkCase : public Case {
   std::vector<Tensor> outputs() const override { return output_.tensors(); }
 
   std::vector<Comparison> compare() override {
-    const Guarded scores(args_.index_weights.dtype, {rows_, keys_});
-    const IndexScoresArgs score_args = {query_, key_, weights_, starts_, ends_, args_.relu, scores};
+    const Guarded scores(args_.index_weights.dtype, {rows_, key_.count()});
+    const IndexScoresArgs score_args = {query_, key_.view(), weights_, starts_,
+                                        ends_,  args_.relu,  scores};
     pin_implementation("index_scores", last_implementation("index_topk"));
     try {
       const Guarded workspace(DType::kU8, {index_scores_workspace_bytes(score_args)});
@@ -61,7 +61,7 @@ class IndexTopkCase : public Case {
     const Guarded ends(DType::kI32, {rows_});
     for (std::int64_t i = 0; i < rows_; ++i) {
       ends.view().as<std::int32_t>()[i] = static_cast<std::int32_t>(
-          std::min<std::int64_t>(keys_, ends_.view().as<std::int32_t>()[i]));
+          std::min<std::int64_t>(key_.count(), ends_.view().as<std::int32_t>()[i]));
     }
     const SelectTopkArgs args = {scores,         starts_,        ends,
                                  truth_.indices, truth_.lengths, truth_.scores};
@@ -73,7 +73,7 @@ class IndexTopkCase : public Case {
   Cost cost() const override {
     double pairs = 0;
     for (std::int64_t i = 0; i < rows_; ++i)
-      pairs += static_cast<double>(row_range(starts_, ends_, i, keys_).length());
+      pairs += static_cast<double>(row_range(starts_, ends_, i, key_.count()).length());
     const Tensor& q = query_;
     const auto input =
         static_cast<double>((q.elements() + keys_ * q.shape[2]) * dtype_bytes(q.dtype));
@@ -84,22 +84,24 @@ class IndexTopkCase : public Case {
  private:
   // Keys with a NaN, an infinity, zeros, and copies of their neighbour (exact ties).
   void add_specials(Random& random) {
-    const Tensor& k = key_;
-    for (std::int64_t j = 1; j < keys_; ++j) {
-      const std::int64_t kind = random.below(10), channel = random.below(k.shape[1]);
-      auto at = [&](std::int64_t d) { return j * k.shape[1] + d; };
+    const Tensor& k = key_.data();
+    const std::int64_t dim = k.shape[k.rank - 1];
+    for (std::int64_t j = 1; j < k.elements() / dim; ++j) {
+      const std::int64_t kind = random.below(10), channel = random.below(dim);
+      auto at = [&](std::int64_t d) { return j * dim + d; };
       if (kind == 0) store_double(k.data, k.dtype, at(channel), NAN);
       if (kind == 1) store_double(k.data, k.dtype, at(channel), INFINITY);
-      for (std::int64_t d = 0; d < k.shape[1]; ++d) {
+      for (std::int64_t d = 0; d < dim; ++d) {
         if (kind == 2) store_double(k.data, k.dtype, at(d), 0);
         if (kind >= 8)
-          store_double(k.data, k.dtype, at(d), load_double(k.data, k.dtype, at(d) - k.shape[1]));
+          store_double(k.data, k.dtype, at(d), load_double(k.data, k.dtype, at(d) - dim));
       }
     }
   }
 
   std::int64_t rows_, keys_, topk_;
-  Guarded query_, key_, weights_, starts_, ends_;
+  Keys key_;
+  Guarded query_, weights_, starts_, ends_;
   SelectionOutput output_, truth_;
   IndexTopkArgs args_;
 };
@@ -117,6 +119,7 @@ Operation index_topk_operation() {
        {"topk", "64", "keys to select"},
        {"dtype", "f32", "f64, f32, bf16 or f16"},
        {"range", "full", "full, causal, packed or awkward"},
+       {"page", "0", "keys of a page, three requests; 0: keys in one piece"},
        {"relu", "1", "0: identity"},
        {"specials", "0", "1: keys with NaN, inf, zeros, and equal neighbours"},
        {"scores", "1", "0: topk_scores is left out"},
@@ -132,12 +135,18 @@ Operation index_topk_operation() {
        "specials=1 dtype=bf16",
        "index_topk rows=1 keys=30000 index_heads=2 index_dim=5 topk=2048",
        "index_topk rows=300 keys=300 index_heads=2 index_dim=4 topk=33 range=causal",
+       "index_topk rows=36 keys=200 index_heads=3 index_dim=17 topk=16 range=awkward page=16",
+       "index_topk rows=20 keys=9000 index_heads=1 index_dim=8 topk=257 range=packed "
+       "specials=1 dtype=bf16 page=64",
+       "index_topk rows=1 keys=30000 index_heads=2 index_dim=5 topk=2048 page=37",
+       "index_topk rows=37 keys=90 index_heads=1 index_dim=1 topk=5 range=awkward dtype=f64 page=1",
        "index_topk rows=6 keys=50 index_heads=4 index_dim=8 topk=8 dtype=f64 range=causal",
        "index_topk rows=4 keys=64 index_heads=4 index_dim=8 topk=70000 scores=0",
        "index_topk rows=0 keys=64 index_heads=8 index_dim=16",
        "index_topk rows=3 keys=0 index_heads=8 index_dim=16"},
       {"index_topk rows=16 keys=32768 topk=2048 dtype=bf16",
-       "index_topk rows=1 keys=32768 topk=2048 dtype=bf16"}};
+       "index_topk rows=1 keys=32768 topk=2048 dtype=bf16",
+       "index_topk rows=16 keys=32768 topk=2048 dtype=bf16 page=64"}};
 }
 
 }  // namespace winnow::bench

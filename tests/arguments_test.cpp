@@ -47,10 +47,13 @@ class Arena {
   std::size_t next_ = 0;
 };
 
+inline Tensor& tensor_of(Tensor& t) { return t; }
+inline Tensor& tensor_of(KeyView& keys) { return keys.data; }
+
 template <class Args>
 struct Field {
   const char* name;
-  Tensor Args::*tensor;
+  Tensor& (*tensor)(Args&);
 };
 
 // Of each tensor in turn: a null pointer is fine for the questions about a call, and refused by
@@ -69,7 +72,7 @@ void expect_refusals(const char* operation, const Arena& arena, const Args& call
   all.insert(all.end(), outputs.begin(), outputs.end());
   for (const Field<Args>& field : all) {
     Args args = call;
-    (args.*field.tensor).data = nullptr;
+    field.tensor(args).data = nullptr;
     EXPECT_EQ(workspace_bytes(args), workspace.bytes);
     EXPECT_EQ(explain(args).chosen(), explain(call).chosen());
     EXPECT_EQ(message(args),
@@ -78,7 +81,7 @@ void expect_refusals(const char* operation, const Arena& arena, const Args& call
   for (const Field<Args>& output : outputs) {
     for (const Field<Args>& input : inputs) {
       Args args = call;
-      (args.*output.tensor).data = (args.*input.tensor).data;
+      output.tensor(args).data = input.tensor(args).data;
       EXPECT_EQ(message(args),
                 fmt::format("[{}] {} must not share memory with {}, but they overlap", operation,
                             output.name, input.name));
@@ -87,8 +90,10 @@ void expect_refusals(const char* operation, const Arena& arena, const Args& call
   EXPECT_TRUE(arena.untouched());
 }
 
-#define FIELD(Args, name) \
-  Field<Args> { #name, &Args::name }
+#define FIELD(Args, name)                                              \
+  Field<Args> {                                                        \
+#name, [](Args & args) -> Tensor& { return tensor_of(args.name); } \
+  }
 
 TEST(Arguments, OfIndexScores) {
   Arena m;

@@ -206,8 +206,8 @@ TEST(IndexScores, OffsetsBeyond32Bits) {
   args.index_scores.strides[0] = kStride;
   args.index_query.data = memory[1];
   args.index_query.strides[0] = kStride;
-  args.index_key.data = memory[2];
-  args.index_key.strides[0] = kStride;
+  args.index_key.data.data = memory[2];
+  args.index_key.data.strides[0] = kStride;
   for (std::int64_t i = 0; i < 2; ++i) {
     std::memcpy(memory[1] + i * kStride, in.query.as<float>() + i * 8, 32);
     std::memcpy(memory[2] + i * kStride, in.key.as<float>() + i * 8, 32);
@@ -233,15 +233,15 @@ TEST(IndexScores, ErrorsComeBeforeAnyWrite) {
     }
     return std::string("no error");
   };
-  EXPECT_EQ(message([](IndexScoresArgs& a) { a.index_key.dtype = DType::kBF16; }),
+  EXPECT_EQ(message([](IndexScoresArgs& a) { a.index_key.data.dtype = DType::kBF16; }),
             "[index_scores] index_key must be of dtype f32, got bf16");
   EXPECT_EQ(message([](IndexScoresArgs& a) { a.index_scores.dtype = DType::kBF16; }),
             "[index_scores] index_scores must be of dtype f32, got bf16");
-  EXPECT_EQ(message([](IndexScoresArgs& a) { a.index_key.shape[1] = 7; }),
+  EXPECT_EQ(message([](IndexScoresArgs& a) { a.index_key.data.shape[1] = 7; }),
             "[index_scores] index_key must be [keys, index_dim] = [any, 8], got f32 [3, 7]");
   EXPECT_EQ(message([](IndexScoresArgs& a) { a.index_weights.shape[1] = 3; }),
             "[index_scores] index_weights must be [rows, index_heads] = [2, 4], got f32 [2, 3]");
-  EXPECT_EQ(message([](IndexScoresArgs& a) { a.index_scores.data = a.index_key.data; }),
+  EXPECT_EQ(message([](IndexScoresArgs& a) { a.index_scores.data = a.index_key.data.data; }),
             "[index_scores] index_scores must not share memory with index_key, but they overlap");
   for (std::int64_t n = 0; n < 6; ++n) EXPECT_EQ(scores.as<float>()[n], 0);
 }

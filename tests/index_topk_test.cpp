@@ -163,7 +163,7 @@ TEST(IndexTopk, WorkspaceDoesNotGrowWithTheKeys) {
   EXPECT_EQ(index_topk_workspace_bytes(few.args()), index_topk_workspace_bytes(many.args()));
   // Asked before memory exists.
   IndexTopkArgs args = many.args();
-  for (Tensor* t : {&args.index_query, &args.index_key, &args.index_weights, &args.starts,
+  for (Tensor* t : {&args.index_query, &args.index_key.data, &args.index_weights, &args.starts,
                     &args.ends, &args.topk_indices, &args.topk_lengths, &args.topk_scores}) {
     t->data = nullptr;
   }
@@ -262,7 +262,7 @@ TEST(IndexTopk, ErrorsComeBeforeAnyWrite) {
             "[index_topk] topk_indices must be of dtype i32, got i64");
   EXPECT_EQ(message([](IndexTopkArgs& a) { a.topk_lengths.shape[0] = 5; }),
             "[index_topk] topk_lengths must be [rows] = [2], got i32 [5]");
-  EXPECT_EQ(message([](IndexTopkArgs& a) { a.topk_scores.data = a.index_key.data; }),
+  EXPECT_EQ(message([](IndexTopkArgs& a) { a.topk_scores.data = a.index_key.data.data; }),
             "[index_topk] topk_scores must not share memory with index_key, but they overlap");
   EXPECT_EQ(call.indices.as<std::int32_t>()[0], 77);
   Scratch scratch;

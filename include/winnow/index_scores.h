@@ -3,7 +3,8 @@
 //   I[i, j] = sum_h index_weights[i, h] * relu(index_query[i, h, :] . index_key[j, :])
 //
 // - Row i sees the keys [start, end), which is [starts[i], ends[i]) clamped to the key space.
-// - Column t of the row is key start + t.
+// - Column t of the row is key start + t. A key that is missing (key_view.h) scores NaN, which no
+//   selection takes.
 // - An empty range writes nothing.
 // - Columns past the row's range keep what they held; scores past the width are dropped.
 // - Products and both sums are accumulated in f32 (f64 for f64 inputs), in one fixed order: a score
@@ -12,13 +13,14 @@
 #pragma once
 
 #include "winnow/implementations.h"
+#include "winnow/key_view.h"
 #include "winnow/tensor.h"
 
 namespace winnow {
 
 struct IndexScoresArgs {
   Tensor index_query;  // [rows, index_heads, index_dim] f64 | f32 | bf16 | f16, after RoPE
-  Tensor index_key;    // [keys, index_dim], dtype of index_query; one key head for all
+  KeyView index_key;   // [keys, index_dim] or pages, dtype of index_query; one key head for all
   Tensor
       index_weights;    // [rows, index_heads] f32 (f64 with f64), scaled by heads^-0.5 and dim^-0.5
   Tensor starts;        // int32 [rows]

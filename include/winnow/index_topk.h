@@ -8,13 +8,14 @@
 #pragma once
 
 #include "winnow/implementations.h"
+#include "winnow/key_view.h"
 #include "winnow/tensor.h"
 
 namespace winnow {
 
 struct IndexTopkArgs {
   Tensor index_query;    // [rows, index_heads, index_dim] f64 | f32 | bf16 | f16, after RoPE
-  Tensor index_key;      // [keys, index_dim], dtype of index_query
+  KeyView index_key;     // [keys, index_dim] or pages, dtype of index_query
   Tensor index_weights;  // [rows, index_heads] f32 (f64 with f64), scaled
   Tensor starts;         // int32 [rows]
   Tensor ends;           // int32 [rows]

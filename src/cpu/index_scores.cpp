@@ -42,7 +42,7 @@ void run(const IndexScoresArgs& a, Workspace workspace) {
   const ScorerInputs in = inputs(a);
   const ScorerPlan plan = plan_of(a);
   const std::int64_t rows = in.query.shape[0], width = a.index_scores.shape[1];
-  const std::int64_t spans = ceil_div(in.key.shape[0], kSpan);
+  const std::int64_t spans = ceil_div(in.key.keys(), kSpan);
   Carve carve(workspace.data);
   const std::int64_t own_bytes = worker_bytes(plan);
   auto* scratch_of_workers = carve.take<unsigned char>(own_bytes * num_threads());

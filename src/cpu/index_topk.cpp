@@ -100,8 +100,7 @@ std::int64_t workspace_bytes(const IndexTopkArgs& a) {
 void run(const IndexTopkArgs& a, Workspace workspace) {
   const ScorerInputs in = inputs(a);
   const Plan plan(a);
-  const std::int64_t rows = in.query.shape[0], keys = in.key.shape[0],
-                     own_bytes = worker_bytes(plan);
+  const std::int64_t rows = in.query.shape[0], keys = in.key.keys(), own_bytes = worker_bytes(plan);
   const std::int64_t span = max64(kLeastSpan, ceil_div(keys, plan.spans));
   Carve carve(workspace.data);
   const Parts parts(carve, plan, rows);

@@ -18,6 +18,7 @@
 
 #include "base/parallel.h"
 #include "base/row_range.h"
+#include "cpu/key_locator.h"
 #include "cpu/tile.h"
 
 namespace winnow::cpu::WINNOW_ISA {
@@ -29,16 +30,18 @@ inline RowRange overlap(RowRange a, RowRange b) {
 
 // The arguments that index_scores and index_topk share.
 struct ScorerInputs {
-  Tensor query, key, weights, starts, ends;
+  Tensor query;
+  KeyView key;
+  Tensor weights, starts, ends;
   bool relu;
 
-  RowRange range(std::int64_t row) const { return row_range(starts, ends, row, key.shape[0]); }
+  RowRange range(std::int64_t row) const { return row_range(starts, ends, row, key.keys()); }
 };
 
 // "" if the scorer takes these inputs.
 inline const char* refuse_scorer(const ScorerInputs& in) {
   if (in.query.dtype == DType::kF64) return "f64 is left to the reference";
-  if (!has_unit_stride(in.query) || !has_unit_stride(in.key)) {
+  if (!has_unit_stride(in.query) || !has_unit_stride(in.key.data)) {
     return "index_query and index_key must have stride 1 on their last axis";
   }
   return "";
@@ -88,12 +91,29 @@ __attribute__((noinline)) inline void pack_heads(const Tensor& query, std::int64
   });
 }
 
-// `count` (1 to 16) keys as a panel.
-__attribute__((noinline)) inline void pack_keys(const Tensor& key, std::int64_t first,
-                                                std::int64_t count, float* out) {
-  with_element(key.dtype, [&]<class T>(const T*) {
-    pack_panel(key.as<T>() + first * key.strides[0], key.strides[0], count, key.shape[1], out);
+// `count` (1 to 16) keys as a panel. Returns the lanes whose keys are missing; they hold any
+// numbers.
+__attribute__((noinline)) inline unsigned pack_keys(const KeyLocator& keys, DType dtype,
+                                                    std::int64_t first, std::int64_t count,
+                                                    std::int64_t dim, float* out) {
+  const char* address[kPanel];
+  keys.locate(first, count, address);
+  unsigned missing = 0;
+  const char* there = nullptr;
+  for (std::int64_t i = 0; i < count; ++i) {
+    if (address[i] != nullptr) there = address[i];
+    if (address[i] == nullptr) missing |= 1u << i;
+  }
+  if (there == nullptr) return missing;
+  for (std::int64_t i = 0; i < kPanel; ++i) {
+    if (i >= count || address[i] == nullptr) address[i] = there;
+  }
+  with_element(dtype, [&]<class T>(const T*) {
+    const T* row[kPanel];
+    for (int i = 0; i < kPanel; ++i) row[i] = reinterpret_cast<const T*>(address[i]);
+    pack_panel(row, dim, out);
   });
+  return missing;
 }
 
 // 16 scores of one row. `floor`: 0 for ReLU, -inf for none. `ahead` fetches the next keys
@@ -127,57 +147,50 @@ __attribute__((noinline)) inline void score_panel(const float* tile, const float
   store(out + 8, s1);
 }
 
-// Scores rows [first_row, first_row + row_count) against the keys of `visible`, one range per row.
-// sink(row, key, n, scores): n <= 256 scores of row first_row + row, for key, key + 1, ...; the
-// runs of a row come with ascending keys.
+// Scores rows [first, last) of a task, all of one request, against the keys of `visible`.
 template <class Sink>
-void score_rows(const ScorerInputs& in, const ScorerPlan& plan, const ScorerScratch& scratch,
-                std::int64_t first_row, std::int64_t row_count, const RowRange* visible,
-                Sink&& sink) {
+void score_run(const ScorerInputs& in, const ScorerPlan& plan, const ScorerScratch& scratch,
+               const KeyLocator& keys, std::int64_t first, std::int64_t last,
+               const RowRange* visible, Sink&& sink) {
   constexpr std::int64_t kBlock = ScorerPlan::kBlock;
-  const std::int64_t dim = plan.dim, element_bytes = dtype_bytes(in.key.dtype);
+  const std::int64_t dim = plan.dim, key_count = in.key.keys();
+  const DType dtype = in.key.data.dtype;
+  const std::int64_t key_bytes = dim * dtype_bytes(dtype);
   const float floor = in.relu ? 0 : -__builtin_inff();
   const Tiles tiles(static_cast<int>(plan.heads));
-  const char* keys = in.key.as<char>();
-
-  for (std::int64_t r = 0; r < row_count; ++r) {
-    if (visible[r].length() == 0) continue;
-    const std::int64_t row = first_row + r;
-    pack_heads(in.query, row, tiles, scratch.tiles + r * plan.row_floats());
-    const float* weights = in.weights.as<float>() + row * in.weights.strides[0];
-    for (std::int64_t h = 0; h < plan.heads; ++h) {
-      scratch.weights[r * plan.heads + h] = weights[h * in.weights.strides[1]];
-    }
-  }
 
   // The next key that any row sees, then the rows that see a key of its block.
   for (std::int64_t position = 0;;) {
-    std::int64_t begin = in.key.shape[0], end = 0;
-    for (std::int64_t r = 0; r < row_count; ++r) {
+    std::int64_t begin = key_count, end = 0;
+    for (std::int64_t r = first; r < last; ++r) {
       if (visible[r].end > position) begin = min64(begin, max64(position, visible[r].start));
     }
-    if (begin == in.key.shape[0]) return;
+    if (begin == key_count) return;
     std::int64_t row_of[ScorerPlan::kMaxRows], active = 0;
-    for (std::int64_t r = 0; r < row_count; ++r) {
+    for (std::int64_t r = first; r < last; ++r) {
       if (visible[r].end <= begin || visible[r].start >= begin + kBlock) continue;
       row_of[active++] = r;
       end = max64(end, min64(visible[r].end, begin + kBlock));
     }
 
+    unsigned missing[kBlock / kPanel], any_missing = 0;  // lanes of the block's panels
     for (std::int64_t g = 0; g < active; g += plan.group) {
       const std::int64_t group_end = min64(active, g + plan.group);
       // One group: each panel is used at once and written over. More: the block is kept.
       const std::int64_t panel_floats = active > plan.group ? kPanel * dim : 0;
       const auto lines =
-          static_cast<int>(kPanel * dim * element_bytes / 64 / ((group_end - g) * tiles.count) + 1);
+          static_cast<int>(kPanel * key_bytes / 64 / ((group_end - g) * tiles.count) + 1);
       for (std::int64_t key = begin, p = 0; key < end; key += kPanel, ++p) {
         float* panel = scratch.panels + p * panel_floats;
-        Prefetcher ahead(dim * element_bytes);
+        Prefetcher ahead(key_bytes);
         if (g == 0) {
-          pack_keys(in.key, key, min64(kPanel, end - key), panel);
-          for (std::int64_t next = key + kPanel; next < min64(in.key.shape[0], key + 2 * kPanel);
-               ++next) {
-            ahead.add(keys + next * in.key.strides[0] * element_bytes);
+          missing[p] = pack_keys(keys, dtype, key, min64(kPanel, end - key), dim, panel);
+          any_missing |= missing[p];
+          const char* next[kPanel];
+          const std::int64_t next_count = min64(kPanel, key_count - key - kPanel);
+          if (next_count > 0) keys.locate(key + kPanel, next_count, next);
+          for (std::int64_t i = 0; i < next_count; ++i) {
+            if (next[i] != nullptr) ahead.add(next[i]);
           }
         }
         for (std::int64_t a = g; a < group_end; ++a) {
@@ -190,12 +203,40 @@ void score_rows(const ScorerInputs& in, const ScorerPlan& plan, const ScorerScra
       }
       for (std::int64_t a = g; a < group_end; ++a) {
         const std::int64_t r = row_of[a];
-        const std::int64_t first = max64(begin, visible[r].start);
-        sink(r, first, min64(end, visible[r].end) - first,
-             scratch.scores + (a - g) * kBlock + (first - begin));
+        const std::int64_t from = max64(begin, visible[r].start);
+        float* scores = scratch.scores + (a - g) * kBlock;
+        for (std::int64_t i = 0; any_missing != 0 && i < end - begin; ++i) {
+          if ((missing[i / kPanel] >> (i % kPanel) & 1u) != 0) scores[i] = __builtin_nanf("");
+        }
+        sink(r, from, min64(end, visible[r].end) - from, scores + (from - begin));
       }
     }
     position = end;
+  }
+}
+
+// Scores rows [first_row, first_row + row_count) against the keys of `visible`, one range per row.
+// sink(row, key, n, scores): n <= 256 scores of row first_row + row, for key, key + 1, ...; the
+// runs of a row come with ascending keys. A missing key scores NaN.
+template <class Sink>
+void score_rows(const ScorerInputs& in, const ScorerPlan& plan, const ScorerScratch& scratch,
+                std::int64_t first_row, std::int64_t row_count, const RowRange* visible,
+                Sink&& sink) {
+  const Tiles tiles(static_cast<int>(plan.heads));
+  for (std::int64_t r = 0; r < row_count; ++r) {
+    if (visible[r].length() == 0) continue;
+    const std::int64_t row = first_row + r;
+    pack_heads(in.query, row, tiles, scratch.tiles + r * plan.row_floats());
+    const float* weights = in.weights.as<float>() + row * in.weights.strides[0];
+    for (std::int64_t h = 0; h < plan.heads; ++h) {
+      scratch.weights[r * plan.heads + h] = weights[h * in.weights.strides[1]];
+    }
+  }
+  // Key tiles are shared by rows of one request.
+  for (std::int64_t first = 0, last = 0; first < row_count; first = last) {
+    const std::int64_t request = request_of(in.key, first_row + first);
+    while (last < row_count && request_of(in.key, first_row + last) == request) ++last;
+    score_run(in, plan, scratch, KeyLocator(in.key, first_row + first), first, last, visible, sink);
   }
 }
 

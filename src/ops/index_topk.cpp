@@ -15,8 +15,12 @@ constexpr const Implementation<IndexTopkArgs>* kList[] = {WINNOW_CPU_IMPLEMENTAT
                                                           ref::index_topk_implementation};
 
 auto inputs_of(const IndexTopkArgs& a) {
-  return std::array{ops::Named{"index_query", a.index_query}, ops::Named{"index_key", a.index_key},
-                    ops::Named{"index_weights", a.index_weights}, ops::Named{"starts", a.starts},
+  return std::array{ops::Named{"index_query", a.index_query},
+                    ops::Named{"index_key", a.index_key.data},
+                    ops::Named{"block_table", a.index_key.block_table},
+                    ops::Named{"row_request", a.index_key.row_request},
+                    ops::Named{"index_weights", a.index_weights},
+                    ops::Named{"starts", a.starts},
                     ops::Named{"ends", a.ends}};
 }
 auto outputs_of(const IndexTopkArgs& a) {

@@ -60,7 +60,27 @@ void check_ranges(const char* operation, const Tensor& starts, const Tensor& end
   check_dtype(operation, "ends", ends, {DType::kI32});
 }
 
-void check_indexer(const char* operation, const Tensor& index_query, const Tensor& index_key,
+void check_keys(const char* operation, const char* name, const KeyView& keys, DType dtype,
+                std::initializer_list<std::int64_t> shape, const char* layout,
+                std::initializer_list<std::int64_t> paged_shape, const char* paged_layout,
+                std::int64_t rows) {
+  check_shape(operation, name, keys.data, keys.paged() ? paged_shape : shape,
+              keys.paged() ? paged_layout : layout);
+  check_dtype(operation, name, keys.data, {dtype});
+  if (!keys.paged()) {
+    WINNOW_CHECK(operation, keys.row_request.empty(),
+                 "row_request must be left out where block_table is, got {}",
+                 shape_text(keys.row_request));
+    return;
+  }
+  WINNOW_CHECK(operation, keys.page_size() >= 1, "a page must hold at least one key, got {}",
+               shape_text(keys.data));
+  check_tensor(operation, "block_table", keys.block_table, DType::kI32, {-1, -1},
+               "[requests, max_pages]");
+  check_tensor(operation, "row_request", keys.row_request, DType::kI32, {rows}, "[rows]");
+}
+
+void check_indexer(const char* operation, const Tensor& index_query, const KeyView& index_key,
                    const Tensor& index_weights, const Tensor& starts, const Tensor& ends) {
   check_shape(operation, "index_query", index_query, {-1, -1, -1},
               "[rows, index_heads, index_dim]");
@@ -71,8 +91,8 @@ void check_indexer(const char* operation, const Tensor& index_query, const Tenso
   WINNOW_CHECK(operation, heads >= 1 && dim >= 1,
                "index_query needs at least one head and one channel, got {}",
                shape_text(index_query));
-  check_shape(operation, "index_key", index_key, {-1, dim}, "[keys, index_dim]");
-  check_dtype(operation, "index_key", index_key, {index_query.dtype});
+  check_keys(operation, "index_key", index_key, index_query.dtype, {-1, dim}, "[keys, index_dim]",
+             {-1, -1, dim}, "[pages, page_size, index_dim]", rows);
   check_shape(operation, "index_weights", index_weights, {rows, heads}, "[rows, index_heads]");
   check_dtype(operation, "index_weights", index_weights, {wide_dtype(index_query.dtype)});
   check_ranges(operation, starts, ends, rows);

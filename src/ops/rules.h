@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/numbers.h"
+#include "winnow/key_view.h"
 #include "winnow/tensor.h"
 
 namespace winnow::ops {
@@ -31,9 +32,17 @@ void check_data(const char* operation, std::span<const Named> inputs,
 void check_ranges(const char* operation, const Tensor& starts, const Tensor& ends,
                   std::int64_t rows);
 
-// index_query [rows, index_heads, index_dim], index_key [keys, index_dim], index_weights
+// A key view: its data in `dtype` and in the shape for keys in one piece ("[keys, index_dim]") or in
+// pages ("[pages, page_size, index_dim]"); block_table int32 [requests, max_pages] and row_request
+// int32 [rows], both or neither.
+void check_keys(const char* operation, const char* name, const KeyView& keys, DType dtype,
+                std::initializer_list<std::int64_t> shape, const char* layout,
+                std::initializer_list<std::int64_t> paged_shape, const char* paged_layout,
+                std::int64_t rows);
+
+// index_query [rows, index_heads, index_dim], index_key of [index_dim], index_weights
 // [rows, index_heads] and the ranges.
-void check_indexer(const char* operation, const Tensor& index_query, const Tensor& index_key,
+void check_indexer(const char* operation, const Tensor& index_query, const KeyView& index_key,
                    const Tensor& index_weights, const Tensor& starts, const Tensor& ends);
 
 // What is pooled: index_key and gate [keys, index_dim], ape [pool_size, index_dim] with at least one

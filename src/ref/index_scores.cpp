@@ -6,13 +6,13 @@ namespace winnow::ref {
 namespace {
 
 void run(const IndexScoresArgs& a, Workspace) {
-  const std::int64_t rows = a.index_query.shape[0], keys = a.index_key.shape[0];
+  const std::int64_t rows = a.index_query.shape[0], keys = a.index_key.keys();
   const std::int64_t width = a.index_scores.shape[1];
   for (std::int64_t i = 0; i < rows; ++i) {
     const RowRange range = row_range(a.starts, a.ends, i, keys);
     for (std::int64_t t = 0; t < range.length() && t < width; ++t) {
       set(a.index_scores, i, t,
-          index_score(a.index_query, a.index_key, a.index_weights, a.relu, i, range.start + t));
+          index_score_in(a.index_query, a.index_key, a.index_weights, a.relu, i, range.start + t));
     }
   }
 }

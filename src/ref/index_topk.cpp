@@ -8,17 +8,18 @@ namespace winnow::ref {
 namespace {
 
 std::int64_t workspace_bytes(const IndexTopkArgs& a) {
-  return selection_bytes(a.topk_indices.shape[1], a.index_key.shape[0]);
+  return selection_bytes(a.topk_indices.shape[1], a.index_key.keys());
 }
 
 void run(const IndexTopkArgs& a, Workspace workspace) {
-  const std::int64_t keys = a.index_key.shape[0];
+  const std::int64_t keys = a.index_key.keys();
   const bool round = a.index_query.dtype != DType::kF64;
   for (std::int64_t i = 0; i < a.index_query.shape[0]; ++i) {
     const RowRange range = row_range(a.starts, a.ends, i, keys);
     Selection selection(workspace, a.topk_indices.shape[1], keys);
     for (std::int64_t j = range.start; j < range.end; ++j) {
-      const double score = index_score(a.index_query, a.index_key, a.index_weights, a.relu, i, j);
+      const double score =
+          index_score_in(a.index_query, a.index_key, a.index_weights, a.relu, i, j);
       selection.offer(round ? static_cast<float>(score) : score, j);
     }
     selection.write(a.topk_indices, a.topk_lengths, a.topk_scores, i);
