@@ -39,7 +39,7 @@ void check(const IndexScoresArgs& a) {
 void index_scores(const IndexScoresArgs& args, Workspace workspace) {
   check(args);
   ops::check_data(kName, inputs_of(args), outputs_of(args));
-  ops::validate_ranges(kName, args.starts, args.ends, args.index_key.shape[0]);
+  ops::validate_ranges(kName, args.starts, args.ends, args.index_key.keys());
   run_first(kName, kList, args, workspace);
 }
 

@@ -41,7 +41,7 @@ void check(const IndexTopkArgs& a) {
 void index_topk(const IndexTopkArgs& args, Workspace workspace) {
   check(args);
   ops::check_data(kName, inputs_of(args), outputs_of(args));
-  ops::validate_ranges(kName, args.starts, args.ends, args.index_key.shape[0]);
+  ops::validate_ranges(kName, args.starts, args.ends, args.index_key.keys());
   run_first(kName, kList, args, workspace);
 }
 
