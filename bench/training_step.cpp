@@ -263,7 +263,7 @@ class TrainingStepCase : public Case {
   template <class NameOf>
   const char* common_name(NameOf&& name_of) const {
     const std::vector<const char*> operations = operations_inside(mode_);
-    for (const char* name : {"cpu.avx2", "cpu.portable", "reference"}) {
+    for (const char* name : {"cpu.avx512", "cpu.avx2", "cpu.portable", "reference"}) {
       if (std::all_of(operations.begin(), operations.end(),
                       [&](const char* operation) { return name_of(operation) == name; })) {
         return name;
@@ -273,7 +273,7 @@ class TrainingStepCase : public Case {
   }
   // Who runs an operation of the step: f32 and contiguous, so only the machine and the user refuse.
   std::string choice(const char* operation) const {
-    for (const char* isa : {"avx2", "portable"}) {
+    for (const char* isa : {"avx512", "avx2", "portable"}) {
       const std::string name = fmt::format("cpu.{}", isa);
       if (dtype_ == DType::kF32 && refuse_instruction_set(isa).empty() &&
           detail::refuse_by_user(operation, name).empty()) {

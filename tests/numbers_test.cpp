@@ -1,11 +1,11 @@
 // The 8-bit number types: every code, every middle between two codes, and one rounding from double.
+#include "base/numbers.h"
+
 #include <gtest/gtest.h>
 
 #include <bit>
 #include <cmath>
 #include <limits>
-
-#include "base/numbers.h"
 
 namespace winnow {
 namespace {
@@ -14,8 +14,8 @@ namespace {
 double e4m3_by_definition(int code) {
   const int exponent = (code >> 3) & 15, fraction = code & 7;
   if (exponent == 15 && fraction == 7) return std::numeric_limits<double>::quiet_NaN();
-  const double magnitude = exponent == 0 ? std::ldexp(fraction, -9)
-                                         : std::ldexp(8 + fraction, exponent - 10);
+  const double magnitude =
+      exponent == 0 ? std::ldexp(fraction, -9) : std::ldexp(8 + fraction, exponent - 10);
   return (code & 0x80) != 0 ? -magnitude : magnitude;
 }
 

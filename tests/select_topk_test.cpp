@@ -263,7 +263,8 @@ TEST_P(SelectTopk, RowsFartherApartThan32BitsReach) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Each, SelectTopk, testing::Values("cpu.avx2", "cpu.portable", "reference"),
+INSTANTIATE_TEST_SUITE_P(Each, SelectTopk,
+                         testing::Values("cpu.avx512", "cpu.avx2", "cpu.portable", "reference"),
                          [](const auto& test) {
                            std::string name = test.param;
                            std::replace(name.begin(), name.end(), '.', '_');

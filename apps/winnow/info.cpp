@@ -23,12 +23,14 @@ struct InstructionSet {
 };
 std::vector<InstructionSet> instruction_sets() {
   std::vector<InstructionSet> sets;
-#if defined(WINNOW_HAVE_AVX2)
-  sets.push_back({"avx2", refuse_instruction_set("avx2").sentence()});
+  for (const char* level : {"avx512", "avx2", "portable"}) {
+#if defined(WINNOW_X86)
+    sets.push_back({level, refuse_instruction_set(level).sentence()});
 #else
-  sets.push_back({"avx2", "not built for this kind of processor"});
+    const bool built = std::string_view(level) == "portable";
+    sets.push_back({level, built ? "" : "not built for this kind of processor"});
 #endif
-  sets.push_back({"portable", refuse_instruction_set("portable").sentence()});
+  }
   return sets;
 }
 

@@ -38,7 +38,7 @@ constexpr const char* kFooter = R"(Examples:
 
 Environment:
   WINNOW_NUM_THREADS=N          threads of every operation
-  WINNOW_CPU=portable|avx2      limits the instruction sets
+  WINNOW_CPU=portable|avx2|avx512|amx  limits the instruction sets
   WINNOW_PIN=OPERATION=IMPLEMENTATION,...
                                 only this implementation may run the operation
   WINNOW_LOG=1                  says once for each reason why a faster implementation did not run

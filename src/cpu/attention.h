@@ -33,28 +33,14 @@ struct PairRows {
   }
 };
 
-// All pairs as tiles [depth][mr], tile t at out + tiles.first(t) * depth. Needs 8 floats of slack.
+// All pairs as tiles [depth][mr], tile t at out + tiles.first(t) * depth. Needs kTileSlack floats.
 template <class T>
 void pack_pairs(const PairRows<T>& rows, const Tiles& tiles, std::int64_t depth, float* out) {
   for (int t = 0; t < tiles.count; ++t) {
     const int mr = tiles.rows(t), first = tiles.first(t);
-    float* tile = out + first * depth;
     const T* row[kTileRows];
     for (int i = 0; i < mr; ++i) row[i] = rows[first + i];
-    std::int64_t k = 0;
-#if defined(__AVX2__)
-    for (; k + 8 <= depth; k += 8) {
-      F8 r[8];
-#pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i) r[i] = i < mr ? load(row[i] + k) : zero8();
-      transpose8(r);
-#pragma GCC unroll 8
-      for (int i = 0; i < 8; ++i) store(tile + (k + i) * mr, r[i]);  // the overlap is rewritten
-    }
-#endif
-    for (; k < depth; ++k) {
-      for (int i = 0; i < mr; ++i) tile[k * mr + i] = to_float(row[i][k]);
-    }
+    pack_tile(row, mr, depth, out + first * depth);
   }
 }
 
@@ -72,10 +58,7 @@ template <class T>
 WINNOW_INLINE void copy_row(const T* row, std::int64_t width, float* out,
                             std::int64_t panel_stride) {
   for (std::int64_t c = 0; c < width; c += kPanel, out += panel_stride) {
-    F8 a, b;
-    load_columns(row + c, width - c, a, b);
-    store(out, a);
-    store(out + 8, b);
+    store(out, load_columns(row + c, width - c));
   }
 }
 
@@ -120,22 +103,16 @@ inline __attribute__((noinline)) void dot_pairs(const float* packed, const Tiles
       float* out = dots + first * stride;
       with_rows(
           mr, [&]<int MR>() __attribute__((always_inline)) {
-            F8 acc[MR][2];
-#pragma GCC unroll 8
-            for (int r = 0; r < MR; ++r) {
-              acc[r][0] = d == 0 ? zero8() : load(out + r * stride);
-              acc[r][1] = d == 0 ? zero8() : load(out + r * stride + 8);
-            }
+            Wide acc[MR];
+#pragma GCC unroll 16
+            for (int r = 0; r < MR; ++r) acc[r] = d == 0 ? zero16() : load16(out + r * stride);
             for (std::int64_t x = 0; x < step; x += 32) {
               ahead.step(lines);
               multiply_tile<MR>(a + x * MR, MR, 1, panel + (d + x) * kPanel, min64(32, step - x),
                                 acc);
             }
-#pragma GCC unroll 8
-            for (int r = 0; r < MR; ++r) {
-              store(out + r * stride, acc[r][0]);
-              store(out + r * stride + 8, acc[r][1]);
-            }
+#pragma GCC unroll 16
+            for (int r = 0; r < MR; ++r) store(out + r * stride, acc[r]);
           });
     }
   }
@@ -165,31 +142,22 @@ inline __attribute__((noinline)) void add_weighted(const float* weights, std::in
       const float* w = weights + first * stride;
       with_rows(
           mr, [&]<int MR>() __attribute__((always_inline)) {
-            F8 acc[MR][2];
-#pragma GCC unroll 8
+            Wide acc[MR];
+#pragma GCC unroll 16
             for (int r = 0; r < MR; ++r) {
-              acc[r][0] = load(sum + r * kPanel);
-              acc[r][1] = load(sum + r * kPanel + 8);
-              if (factor != nullptr) {
-                const F8 f = splat(factor[first + r]);
-                acc[r][0] = f * acc[r][0];
-                acc[r][1] = f * acc[r][1];
-              }
+              acc[r] = load16(sum + r * kPanel);
+              if (factor != nullptr) acc[r] = multiply(splat16(factor[first + r]), acc[r]);
             }
             multiply_tile<MR>(w, 1, stride, panel, fewest, acc);
-#pragma GCC unroll 8
-            for (int r = 0; r < MR; ++r) {
-              store(sum + r * kPanel, acc[r][0]);
-              store(sum + r * kPanel + 8, acc[r][1]);
-            }
+#pragma GCC unroll 16
+            for (int r = 0; r < MR; ++r) store(sum + r * kPanel, acc[r]);
           });
       if (most == fewest) continue;
       for (int r = 0; r < mr; ++r) {  // the rest of those that see more: the last block of a row
-        F8 acc[1][2] = {{load(sum + r * kPanel), load(sum + r * kPanel + 8)}};
+        Wide acc[1] = {load16(sum + r * kPanel)};
         multiply_tile<1>(w + r * stride + fewest, 1, 0, panel + fewest * kPanel, n[r] - fewest,
                          acc);
-        store(sum + r * kPanel, acc[0][0]);
-        store(sum + r * kPanel + 8, acc[0][1]);
+        store(sum + r * kPanel, acc[0]);
       }
     }
   }

@@ -27,7 +27,7 @@ struct Worker {
 
   Worker(Carve& carve, const AttentionTargetArgs& a) {
     const std::int64_t heads = a.query.shape[1], dim = a.query.shape[2];
-    tiles = carve.take<float>(heads * dim + 8);
+    tiles = carve.take<float>(heads * dim + kTileSlack);
     lse = carve.take<float>(heads);
     panel = carve.take<float>(dim * kPanel);
     slot = carve.take<std::int32_t>(kSpan);
@@ -64,14 +64,14 @@ __attribute__((noinline)) void add_heads(const float* tile, const float* lse, Ti
     ahead.step(lines);
     with_rows(
         heads, [&]<int kHeads>() __attribute__((always_inline)) {
-          F8 dot[kHeads][2];
-#pragma GCC unroll 8
-          for (int h = 0; h < kHeads; ++h) dot[h][0] = dot[h][1] = zero8();
+          Wide dot[kHeads];
+#pragma GCC unroll 16
+          for (int h = 0; h < kHeads; ++h) dot[h] = zero16();
           multiply_tile<kHeads>(tile, kHeads, 1, panel, dim, dot);
           for (int h = 0; h < kHeads; ++h) {
             if (lse[h] == -__builtin_inff()) continue;  // the head saw no key
-            sum[0] += exp8(fma(dot[h][0], splat(scale), splat(-lse[h])));
-            sum[1] += exp8(fma(dot[h][1], splat(scale), splat(-lse[h])));
+            sum[0] += exp8(fma(low8(dot[h]), splat(scale), splat(-lse[h])));
+            sum[1] += exp8(fma(high8(dot[h]), splat(scale), splat(-lse[h])));
           }
         });
     tile += heads * dim;

@@ -42,9 +42,9 @@ struct DenseLossPlan {
   }
 
   // Of a row's indexer tiles. Rows are packed in any order, each with its own slack (pack_tile).
-  std::int64_t tile_floats() const { return index_heads * dim + 8; }
+  std::int64_t tile_floats() const { return index_heads * dim + kTileSlack; }
   // Of a key head's attention tiles, with their slack likewise.
-  std::int64_t attention_floats() const { return run * group * dim_qk + 8; }
+  std::int64_t attention_floats() const { return run * group * dim_qk + kTileSlack; }
   std::int64_t kept_floats() const { return max64(run, kKeptRows) * kKeptKeys; }
   // Rows that fill a tile of pairs, so that a packed key is worth its price: a run has as many,
   // even where its targets then cannot all be kept.
@@ -62,10 +62,10 @@ struct DenseLossRun {
   RowTerms terms[Plan::kMostRows];
   double kl[Plan::kMostRows];
 
-  float *kept, *spare, *score;  // targets of the tiles that are kept; of one tile [rows][keys]
-  float *tiles, *weights;       // [run][tile_floats], [run][index_heads]
-  float* weighted;              // [run][channels / 16][index_heads][16]
-  float *attention_tiles, *lse; // per key head: [attention_floats], [run * group]
+  float *kept, *spare, *score;   // targets of the tiles that are kept; of one tile [rows][keys]
+  float *tiles, *weights;        // [run][tile_floats], [run][index_heads]
+  float* weighted;               // [run][channels / 16][index_heads][16]
+  float *attention_tiles, *lse;  // per key head: [attention_floats], [run * group]
   // Of the blocks of a tile: rows of the keys [channels / 16][64][16]; per row and block the gated
   // gradients [4][index_heads][16], parts of d_index_weights [index_heads][8] and of kl.
   float *key_rows, *gated, *weight_parts, *kl_parts;
@@ -162,16 +162,13 @@ __attribute__((noinline)) inline void add_target(const DenseLossPlan& p, const D
     const float* lse = run.lse + g * pairs + first;
     with_rows(
         tiles.rows(t), [&]<int kPairs>() __attribute__((always_inline)) {
-          F8 dot[kPairs][2];
-#pragma GCC unroll 8
-          for (int n = 0; n < kPairs; ++n) dot[n][0] = dot[n][1] = zero8();
+          Wide dot[kPairs];
+#pragma GCC unroll 16
+          for (int n = 0; n < kPairs; ++n) dot[n] = zero16();
           multiply_tile<kPairs>(queries, kPairs, 1, panel, p.dim_qk, dot);
           float dots[kPairs][kPanel];
-#pragma GCC unroll 8
-          for (int n = 0; n < kPairs; ++n) {
-            store(dots[n], dot[n][0]);
-            store(dots[n] + 8, dot[n][1]);
-          }
+#pragma GCC unroll 16
+          for (int n = 0; n < kPairs; ++n) store(dots[n], dot[n]);
           for (int n = 0; n < kPairs; ++n) {
             const std::int64_t m = first + n;
             float* out = tile.target + m / p.group * tile.count + at;
@@ -222,35 +219,30 @@ void score_block(const DenseIndexLossArgs& a, const DenseLossPlan& p, const Dens
 }
 
 // Dots [heads][16] of one row with 16 keys, and the score that they make, as score_panel has it.
-__attribute__((noinline)) inline void dots_and_score(const float* tile, const float* weights,
+__attribute__((noinline)) inline Wide dots_and_score(const float* tile, const float* weights,
                                                      Tiles tiles, float floor, std::int64_t dim,
-                                                     const float* panel, float* dots,
-                                                     F8 (&score)[2]) {
-  F8 s0 = zero8(), s1 = zero8();
+                                                     const float* panel, float* dots) {
+  Wide score = zero16();
   for (int t = 0; t < tiles.count; ++t) {
     const int heads = tiles.rows(t);
     with_rows(
         heads, [&]<int kHeads>() __attribute__((always_inline)) {
-          F8 dot[kHeads][2];
-#pragma GCC unroll 8
-          for (int h = 0; h < kHeads; ++h) dot[h][0] = dot[h][1] = zero8();
+          Wide dot[kHeads];
+#pragma GCC unroll 16
+          for (int h = 0; h < kHeads; ++h) dot[h] = zero16();
           multiply_tile<kHeads>(tile, kHeads, 1, panel, dim, dot);
-          const F8 least = splat(floor);
-#pragma GCC unroll 8
+          const Wide least = splat16(floor);
+#pragma GCC unroll 16
           for (int h = 0; h < kHeads; ++h) {
-            store(dots + h * kPanel, dot[h][0]);
-            store(dots + h * kPanel + 8, dot[h][1]);
-            const F8 w = splat(weights[h]);
-            s0 = fma(w, max8(least, dot[h][0]), s0);
-            s1 = fma(w, max8(least, dot[h][1]), s1);
+            store(dots + h * kPanel, dot[h]);
+            score = fma(splat16(weights[h]), max16(least, dot[h]), score);
           }
         });
     tile += heads * dim;
     weights += heads;
     dots += heads * kPanel;
   }
-  score[0] = s0;
-  score[1] = s1;
+  return score;
 }
 
 // One row and 16 keys, `at` of the tile: kl is added to block_kl lane by lane, the gradient by the
@@ -259,22 +251,22 @@ inline void gate_panel(const DenseIndexLossArgs& a, const DenseLossPlan& p, cons
                        const DenseLossTile& tile, std::int64_t r, std::int64_t at,
                        const float* panel, float* dots, F8& block_kl, float* gated,
                        float* d_weights) {
-  F8 score[2], gradient[2];
-  dots_and_score(run.tiles + r * p.tile_floats(), run.weights + r * p.index_heads,
-                 Tiles(static_cast<int>(p.index_heads)), a.relu ? 0.f : -__builtin_inff(), p.dim,
-                 panel, dots, score);
+  F8 gradient[2];
+  const Wide score = dots_and_score(
+      run.tiles + r * p.tile_floats(), run.weights + r * p.index_heads,
+      Tiles(static_cast<int>(p.index_heads)), a.relu ? 0.f : -__builtin_inff(), p.dim, panel, dots);
   const auto visible = static_cast<std::int32_t>(run.visible(r, tile.key + at, kPanel));
   const RowTerms& terms = run.terms[r];
   I8 seen[2];
   for (int v = 0; v < 2; ++v) {
     seen[v] = iota8() < splat(visible - 8 * v);
-    const F8 kl = terms.kl(load(tile.target + r * tile.count + at + 8 * v), score[v], gradient[v]);
+    const F8 kl = terms.kl(load(tile.target + r * tile.count + at + 8 * v),
+                           v == 0 ? low8(score) : high8(score), gradient[v]);
     block_kl += bits_as_float(bits_as_int(kl) & seen[v]);
   }
   const Gate gate(a.relu, gradient, seen);
   for (std::int64_t h = 0; h < p.index_heads; ++h) {
-    const float* dot = dots + h * kPanel;
-    gate.pass({load(dot), load(dot + 8)}, gated + h * kPanel, d_weights + h * 8);
+    gate.pass(load16(dots + h * kPanel), gated + h * kPanel, d_weights + h * 8);
   }
 }
 

@@ -59,11 +59,11 @@ struct Gate {
         g{gradient[0], gradient[1]},
         open(splat(relu ? 0 : -1)),
         seen{lanes[0], lanes[1]} {}
-  WINNOW_INLINE void pass(const F8 (&u)[2], float* gated, float* d_weights) const {
+  WINNOW_INLINE void pass(Wide u, float* gated, float* d_weights) const {
     F8 sum = load(d_weights);
 #pragma GCC unroll 2
     for (int v = 0; v < 2; ++v) {
-      const F8 dot = bits_as_float(bits_as_int(u[v]) & seen[v]);
+      const F8 dot = bits_as_float(bits_as_int(v == 0 ? low8(u) : high8(u)) & seen[v]);
       const F8 gradient = bits_as_float(bits_as_int(g[v]) & seen[v]);
       sum = fma(gradient, max8(floor, dot), sum);  // max8 keeps a NaN on its right
       store(gated + v * 8, bits_as_float(bits_as_int(gradient) & ((dot > zero8()) | open)));
@@ -80,11 +80,11 @@ __attribute__((noinline)) inline void gate_keys(const float* tile, Tiles tiles, 
     const int heads = tiles.rows(t);
     with_rows(
         heads, [&]<int kHeads>() __attribute__((always_inline)) {
-          F8 u[kHeads][2];
-#pragma GCC unroll 8
-          for (int h = 0; h < kHeads; ++h) u[h][0] = u[h][1] = zero8();
+          Wide u[kHeads];
+#pragma GCC unroll 16
+          for (int h = 0; h < kHeads; ++h) u[h] = zero16();
           multiply_tile<kHeads>(tile, kHeads, 1, panel, dim, u);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
           for (int h = 0; h < kHeads; ++h) gate.pass(u[h], gated + h * kPanel, d_weights + h * 8);
         });
     tile += heads * dim;
@@ -103,24 +103,18 @@ __attribute__((noinline)) inline void add_query_gradient(const float* gated, Til
     for (int t = 0; t < tiles.count; ++t) {
       with_rows(
           tiles.rows(t), [&]<int kHeads>() __attribute__((always_inline)) {
-            F8 sum[kHeads][2];
+            Wide sum[kHeads];
             float* out = d_query + tiles.first(t) * channels + c;
-#pragma GCC unroll 8
-            for (int h = 0; h < kHeads; ++h) {
-              sum[h][0] = load(out + h * channels);
-              sum[h][1] = load(out + h * channels + 8);
-            }
+#pragma GCC unroll 16
+            for (int h = 0; h < kHeads; ++h) sum[h] = load16(out + h * channels);
             for (std::int64_t s = lo; s < hi;) {
               const std::int64_t group = s / kPanel, end = min64(hi, (group + 1) * kPanel);
               const float* a = gated + (group * heads + tiles.first(t)) * kPanel + s % kPanel;
               multiply_tile<kHeads>(a, 1, kPanel, column + s * kPanel, end - s, sum);
               s = end;
             }
-#pragma GCC unroll 8
-            for (int h = 0; h < kHeads; ++h) {
-              store(out + h * channels, sum[h][0]);
-              store(out + h * channels + 8, sum[h][1]);
-            }
+#pragma GCC unroll 16
+            for (int h = 0; h < kHeads; ++h) store(out + h * channels, sum[h]);
           });
     }
   }
@@ -139,14 +133,12 @@ __attribute__((noinline)) inline void add_key_gradient(const float* gated, std::
       const std::int64_t first = lo + tiles.first(t);
       with_rows(
           tiles.rows(t), [&]<int kKeys>() __attribute__((always_inline)) {
-            F8 sum[kKeys][2];
-#pragma GCC unroll 8
-            for (int s = 0; s < kKeys; ++s)
-              load_columns(d_key[first + s] + c, dim - c, sum[s][0], sum[s][1]);
+            Wide sum[kKeys];
+#pragma GCC unroll 16
+            for (int s = 0; s < kKeys; ++s) sum[s] = load_columns(d_key[first + s] + c, dim - c);
             multiply_tile<kKeys>(gated + first, kPanel, 1, column, heads, sum);
-#pragma GCC unroll 8
-            for (int s = 0; s < kKeys; ++s)
-              store_columns(d_key[first + s] + c, dim - c, sum[s][0], sum[s][1]);
+#pragma GCC unroll 16
+            for (int s = 0; s < kKeys; ++s) store_columns(d_key[first + s] + c, dim - c, sum[s]);
           });
     }
   }

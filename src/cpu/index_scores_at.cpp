@@ -22,7 +22,7 @@ struct Worker {
 
   Worker(Carve& carve, const IndexScoresAtArgs& a) {
     const std::int64_t heads = a.index_query.shape[1], dim = a.index_query.shape[2];
-    tiles = carve.take<float>(heads * dim + 8);
+    tiles = carve.take<float>(heads * dim + kTileSlack);
     weights = carve.take<float>(heads);
     panel = carve.take<float>(dim * kPanel);
     slot = carve.take<std::int32_t>(kSpan);

@@ -67,7 +67,7 @@ struct Worker {
   std::int32_t *slot, *id, *order;
 
   Worker(Carve& carve, const Plan& p)
-      : tiles(carve.take<float>(p.heads * p.dim + 8)),
+      : tiles(carve.take<float>(p.heads * p.dim + kTileSlack)),
         weights(carve.take<float>(p.heads)),
         panel(carve.take<float>(p.dim * kPanel)),
         rows(carve.take<float>(p.channels * kKeyBlock)),

@@ -80,21 +80,34 @@ struct Parts {
   std::int64_t extent(std::int64_t part) const { return first(part + 1) - first(part); }
 };
 
-// acc[r][v] += sum_k a[k * a_k + r * a_r] * b[k * b_k + 8 v ..]
-template <int MR, int V>
-WINNOW_INLINE void multiply(const float* a, std::int64_t a_k, std::int64_t a_r, const float* b,
-                            std::int64_t b_k, std::int64_t depth, F8 (&acc)[MR][V]) {
+// Sixteen lanes, or eight where no more rows are there.
+template <class V>
+WINNOW_INLINE V load_lanes(const float* p) {
+  if constexpr (sizeof(V) == sizeof(F8)) {
+    return load(p);
+  } else {
+    return load16(p);
+  }
+}
+template <class V>
+WINNOW_INLINE V splat_lanes(float x) {
+  if constexpr (sizeof(V) == sizeof(F8)) {
+    return splat(x);
+  } else {
+    return splat16(x);
+  }
+}
+
+// acc[r][lane] += sum_k a[k * a_k + r * a_r] * b[k * b_k + lane]
+template <int MR, class V>
+WINNOW_INLINE void multiply_lanes(const float* a, std::int64_t a_k, std::int64_t a_r,
+                                  const float* b, std::int64_t b_k, std::int64_t depth,
+                                  V (&acc)[MR]) {
 #pragma GCC unroll 4
   for (std::int64_t k = 0; k < depth; ++k) {
-    F8 lanes[V];
-#pragma GCC unroll 2
-    for (int v = 0; v < V; ++v) lanes[v] = load(b + v * 8);
-#pragma GCC unroll 8
-    for (int r = 0; r < MR; ++r) {
-      const F8 x = splat(a[r * a_r]);
-#pragma GCC unroll 2
-      for (int v = 0; v < V; ++v) acc[r][v] = fma(x, lanes[v], acc[r][v]);
-    }
+    const V lanes = load_lanes<V>(b);
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) acc[r] = fma(splat_lanes<V>(a[r * a_r]), lanes, acc[r]);
     a += a_k;
     b += b_k;
   }
@@ -155,7 +168,7 @@ void pack_tiles(const Matrix& a, const Tiles& tiles, std::int64_t first, std::in
 template <int MR, class Kernel>
 WINNOW_INLINE void with_tile_of_c(float* c, std::int64_t down, int columns, bool from_zero,
                                   Kernel&& kernel) {
-  F8 acc[MR][2];
+  Wide acc[MR];
   float edge[MR][kPanel];
   float* at = c;
   if (columns < kPanel) {
@@ -167,17 +180,11 @@ WINNOW_INLINE void with_tile_of_c(float* c, std::int64_t down, int columns, bool
     at = edge[0];
   }
   const std::int64_t stride = columns < kPanel ? kPanel : down;
-#pragma GCC unroll 8
-  for (int r = 0; r < MR; ++r) {
-    acc[r][0] = from_zero ? zero8() : load(at + r * stride);
-    acc[r][1] = from_zero ? zero8() : load(at + r * stride + 8);
-  }
+#pragma GCC unroll 16
+  for (int r = 0; r < MR; ++r) acc[r] = from_zero ? zero16() : load16(at + r * stride);
   kernel(acc);
-#pragma GCC unroll 8
-  for (int r = 0; r < MR; ++r) {
-    store(at + r * stride, acc[r][0]);
-    store(at + r * stride + 8, acc[r][1]);
-  }
+#pragma GCC unroll 16
+  for (int r = 0; r < MR; ++r) store(at + r * stride, acc[r]);
   if (columns < kPanel) {
     for (int r = 0; r < MR; ++r) {
       for (int j = 0; j < columns; ++j) c[r * down + j] = edge[r][j];
@@ -205,7 +212,7 @@ struct Blocks {
 struct Packed {
   float *a, *b;
   Packed(const Blocks& blocks, Carve& carve)
-      : a(carve.take<float>(blocks.block_rows * blocks.depth.size + 8)),
+      : a(carve.take<float>(blocks.block_rows * blocks.depth.size + kTileSlack)),
         b(carve.take<float>(blocks.panels * kPanel * blocks.depth.size)) {}
 };
 
@@ -307,11 +314,11 @@ class BlockTask {
           tiles.rows(t), [&]<int MR>() __attribute__((always_inline)) {
             with_tile_of_c<MR>(
                 c, p_.c.down, columns,
-                from_zero_, [&](F8(&acc)[MR][2]) __attribute__((always_inline)) {
+                from_zero_, [&](Wide(&acc)[MR]) __attribute__((always_inline)) {
                   for (std::int64_t k = 0; k < depth_; k += kRun) {
                     ahead.step(lines);
-                    multiply<MR, 2>(a + k * MR, MR, 1, b + k * b_k, b_k, min64(kRun, depth_ - k),
-                                    acc);
+                    multiply_lanes(a + k * MR, MR, 1, b + k * b_k, b_k, min64(kRun, depth_ - k),
+                                   acc);
                   }
                 });
           });
@@ -326,27 +333,22 @@ class BlockTask {
   bool from_zero_ = true;
 };
 
-// Rows [j, j + MR) of B^T, broadcast, times V * 8 rows of A, lanes.
-template <int MR, int V>
+// Rows [j, j + MR) of B^T, broadcast, times 8 or 16 rows of A, the lanes of V.
+template <int MR, class V>
 WINNOW_INLINE void multiply_few(const Product& p, const float* lanes, std::int64_t row,
                                 std::int64_t j) {
-  const std::int64_t rows = min64(V * 8, p.c.rows - row);
-  F8 acc[MR][V];
-  float tile[MR][V * 8] = {};
+  constexpr std::int64_t kLanes = sizeof(V) / sizeof(float);
+  const std::int64_t rows = min64(kLanes, p.c.rows - row);
+  V acc[MR];
+  float tile[MR][kLanes] = {};
   for (std::int64_t i = 0; p.accumulate && i < rows; ++i) {
     for (int r = 0; r < MR; ++r) tile[r][i] = *p.c.at(row + i, j + r);
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < MR; ++r) {
-#pragma GCC unroll 2
-    for (int v = 0; v < V; ++v) acc[r][v] = load(tile[r] + v * 8);
-  }
-  multiply<MR, V>(p.b.at(0, j), 1, p.b.right, lanes, kPanel, p.depth(), acc);
-#pragma GCC unroll 8
-  for (int r = 0; r < MR; ++r) {
-#pragma GCC unroll 2
-    for (int v = 0; v < V; ++v) store(tile[r] + v * 8, acc[r][v]);
-  }
+#pragma GCC unroll 16
+  for (int r = 0; r < MR; ++r) acc[r] = load_lanes<V>(tile[r]);
+  multiply_lanes(p.b.at(0, j), 1, p.b.right, lanes, kPanel, p.depth(), acc);
+#pragma GCC unroll 16
+  for (int r = 0; r < MR; ++r) store(tile[r], acc[r]);
   for (std::int64_t i = 0; i < rows; ++i) {
     for (int r = 0; r < MR; ++r) *p.c.at(row + i, j + r) = tile[r][i];
   }
@@ -368,9 +370,9 @@ void run_few_rows(const Product& p, Workspace workspace) {
         const std::int64_t row = panel * kPanel, j = j0 + tiles.first(t);
         with_rows(tiles.rows(t), [&]<int MR>() {
           if (p.c.rows - row <= 8) {
-            multiply_few<MR, 1>(p, b, row, j);
+            multiply_few<MR, F8>(p, b, row, j);
           } else {
-            multiply_few<MR, 2>(p, b, row, j);
+            multiply_few<MR, Wide>(p, b, row, j);
           }
         });
       }

@@ -19,5 +19,8 @@ extern const Implementation<MatmulArgs> matmul_implementation;
 namespace cpu::avx2 {
 extern const Implementation<MatmulArgs> matmul_implementation;
 }
+namespace cpu::avx512 {
+extern const Implementation<MatmulArgs> matmul_implementation;
+}
 
 }  // namespace winnow

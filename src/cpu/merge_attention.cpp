@@ -70,21 +70,21 @@ void merge(const MergeAttentionArgs& a, std::int64_t i, std::int64_t h, const Wo
   const T* row =
       a.part_output.as<T>() + i * a.part_output.strides[1] + h * a.part_output.strides[2];
   Out* out = a.output.as<Out>() + i * a.output.strides[0] + h * a.output.strides[1];
-  const F8 inverse = splat(1 / sum);
+  const Wide inverse = splat16(1 / sum);
+  auto columns_of = [&](std::int64_t n, std::int64_t c) {
+    return load_columns(row + own.part[n] * a.part_output.strides[0] + c, dim_v - c);
+  };
   for (std::int64_t c = 0; c < dim_v; c += kPanel) {
-    F8 x = zero8(), y = zero8(), u, v;
+    Wide x = zero16();
     if (count == 1) {
-      load_columns(row + own.part[0] * a.part_output.strides[0] + c, dim_v - c, x, y);
+      x = columns_of(0, c);
     } else if (count > 1) {
       for (std::int64_t n = 0; n < count; ++n) {
-        load_columns(row + own.part[n] * a.part_output.strides[0] + c, dim_v - c, u, v);
-        x = fma(splat(own.weight[n]), u, x);
-        y = fma(splat(own.weight[n]), v, y);
+        x = fma(splat16(own.weight[n]), columns_of(n, c), x);
       }
-      x *= inverse;
-      y *= inverse;
+      x = multiply(inverse, x);
     }
-    store_columns(out + c, dim_v - c, x, y);
+    store_columns(out + c, dim_v - c, x);
   }
 }
 

@@ -72,7 +72,7 @@ struct ScorerScratch {
   float* scores;   // [group][256]
 
   ScorerScratch(Carve& carve, const ScorerPlan& plan)
-      : tiles(carve.take<float>(plan.rows * plan.row_floats() + 16)),
+      : tiles(carve.take<float>(plan.rows * plan.row_floats() + kTileSlack)),
         weights(carve.take<float>(plan.rows * plan.heads)),
         panels(carve.take<float>(ScorerPlan::kBlock * plan.dim)),
         scores(carve.take<float>(plan.group * ScorerPlan::kBlock)) {}
@@ -122,29 +122,26 @@ __attribute__((noinline)) inline void score_panel(const float* tile, const float
                                                   Tiles tiles, float floor, std::int64_t dim,
                                                   const float* panel, Prefetcher& ahead, int lines,
                                                   float* out) {
-  F8 s0 = zero8(), s1 = zero8();
+  Wide score = zero16();
   for (int t = 0; t < tiles.count; ++t) {
     const int heads = tiles.rows(t);
     ahead.step(lines);
     with_rows(
         heads, [&]<int kHeads>() __attribute__((always_inline)) {
-          F8 dot[kHeads][2];
-#pragma GCC unroll 8
-          for (int h = 0; h < kHeads; ++h) dot[h][0] = dot[h][1] = zero8();
+          Wide dot[kHeads];
+#pragma GCC unroll 16
+          for (int h = 0; h < kHeads; ++h) dot[h] = zero16();
           multiply_tile<kHeads>(tile, kHeads, 1, panel, dim, dot);
-          const F8 least = splat(floor);
-#pragma GCC unroll 8
-          for (int h = 0; h < kHeads; ++h) {
-            const F8 w = splat(weights[h]);
-            s0 = fma(w, max8(least, dot[h][0]), s0);  // NaN stays: max8 gives its second operand
-            s1 = fma(w, max8(least, dot[h][1]), s1);
+          const Wide least = splat16(floor);
+#pragma GCC unroll 16
+          for (int h = 0; h < kHeads; ++h) {  // NaN stays: max16 gives its second operand
+            score = fma(splat16(weights[h]), max16(least, dot[h]), score);
           }
         });
     tile += heads * dim;
     weights += heads;
   }
-  store(out, s0);
-  store(out + 8, s1);
+  store(out, score);
 }
 
 // Scores rows [first, last) of a task, all of one request, against the keys of `visible`.

@@ -1,12 +1,12 @@
-// Eight-lane vectors, the same source for every instruction set.
+// Eight-lane vectors, and sixteen lanes for products, the same source for every instruction set.
 //
 // Each file of src/cpu is compiled once per instruction set, in the namespace
-// winnow::cpu::WINNOW_ISA (portable, avx2). Rules that keep the copies apart: all code lives in
+// winnow::cpu::WINNOW_ISA (portable, avx2, avx512). Rules that keep the copies apart: all code lives in
 // that namespace, and nothing from the standard library that is more than a trivial inline is used,
 // so that no function compiled for AVX2 can be picked by the linker where a plain one is meant.
 //
 // Arithmetic is written out: the build has -ffp-contract=off, and `fma` is one fused operation
-// where the processor has it (AVX2) and a multiplication and an addition in portable code.
+// where the processor has it (AVX2 and later) and a multiplication and an addition in portable code.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@
 #endif
 
 #ifndef WINNOW_ISA
-#error "src/cpu is compiled with -DWINNOW_ISA=portable or avx2"
+#error "src/cpu is compiled with -DWINNOW_ISA=portable, avx2 or avx512"
 #endif
 #define WINNOW_STRING_(x) #x
 #define WINNOW_STRING(x) WINNOW_STRING_(x)
@@ -105,6 +105,47 @@ WINNOW_INLINE unsigned lane_mask(I8 x) {
 }
 WINNOW_INLINE void prefetch_l1(const void* p) { __builtin_prefetch(p, 0, 3); }
 WINNOW_INLINE void prefetch_l2(const void* p) { __builtin_prefetch(p, 0, 2); }
+#endif
+
+// Sixteen lanes, what products accumulate in: one register on AVX-512, two elsewhere. Lane by lane
+// the same operations as on F8, so the same bits.
+#if defined(__AVX512F__)
+struct Wide {
+  __m512 lanes;
+};
+WINNOW_INLINE Wide zero16() { return {_mm512_setzero_ps()}; }
+WINNOW_INLINE Wide splat16(float x) { return {_mm512_set1_ps(x)}; }
+WINNOW_INLINE Wide join(F8 low, F8 high) {
+  return {_mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1)};
+}
+WINNOW_INLINE F8 low8(Wide x) { return _mm512_castps512_ps256(x.lanes); }
+WINNOW_INLINE F8 high8(Wide x) { return _mm512_extractf32x8_ps(x.lanes, 1); }
+WINNOW_INLINE Wide load16(const float* p) { return {_mm512_loadu_ps(p)}; }
+WINNOW_INLINE void store(float* p, Wide x) { _mm512_storeu_ps(p, x.lanes); }
+WINNOW_INLINE Wide fma(Wide a, Wide b, Wide c) {
+  return {_mm512_fmadd_ps(a.lanes, b.lanes, c.lanes)};
+}
+WINNOW_INLINE Wide multiply(Wide a, Wide b) { return {_mm512_mul_ps(a.lanes, b.lanes)}; }
+WINNOW_INLINE Wide max16(Wide a, Wide b) { return {_mm512_max_ps(a.lanes, b.lanes)}; }  // as max8
+#else
+struct Wide {
+  F8 low, high;
+};
+WINNOW_INLINE Wide zero16() { return {zero8(), zero8()}; }
+WINNOW_INLINE Wide splat16(float x) { return {splat(x), splat(x)}; }
+WINNOW_INLINE Wide join(F8 low, F8 high) { return {low, high}; }
+WINNOW_INLINE F8 low8(Wide x) { return x.low; }
+WINNOW_INLINE F8 high8(Wide x) { return x.high; }
+WINNOW_INLINE Wide load16(const float* p) { return {load(p), load(p + 8)}; }
+WINNOW_INLINE void store(float* p, Wide x) {
+  store(p, x.low);
+  store(p + 8, x.high);
+}
+WINNOW_INLINE Wide fma(Wide a, Wide b, Wide c) {
+  return {fma(a.low, b.low, c.low), fma(a.high, b.high, c.high)};
+}
+WINNOW_INLINE Wide multiply(Wide a, Wide b) { return {a.low * b.low, a.high * b.high}; }
+WINNOW_INLINE Wide max16(Wide a, Wide b) { return {max8(a.low, b.low), max8(a.high, b.high)}; }
 #endif
 
 // Sum and maximum over lanes. The sum in one fixed tree:

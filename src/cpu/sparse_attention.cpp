@@ -40,7 +40,7 @@ struct Buffers {
   std::int64_t bytes;
   Buffers(const Shape& s, void* memory) {
     Carve carve(memory);
-    query = carve.take<float>(s.pairs * s.dim_qk + 8);
+    query = carve.take<float>(s.pairs * s.dim_qk + kTileSlack);
     panel = carve.take<float>(s.dim_qk * kPanel);
     scores = carve.take<float>(s.pairs * kSlotBlock);
     values = carve.take<float>(s.value_panels() * kSlotBlock * kPanel);
@@ -88,12 +88,11 @@ void finish(const SparseAttentionArgs& a, const Shape& shape, const Buffers& b, 
   for (int p = 0; p < pairs; ++p) {
     const float total = b.total[p];
     *lse[p] = total == 0 ? -kInfinity : b.maximum[p] + __builtin_logf(total);
-    const F8 inverse = splat(1 / total);
+    const Wide inverse = splat16(1 / total);
     for (std::int64_t c = 0; c < shape.dim_v; c += kPanel) {
       const float* sum = b.sums + (c / kPanel * pairs + p) * kPanel;
-      const F8 x = total == 0 ? zero8() : inverse * load(sum);
-      const F8 y = total == 0 ? zero8() : inverse * load(sum + 8);
-      store_columns(output[p] + c, shape.dim_v - c, x, y);
+      store_columns(output[p] + c, shape.dim_v - c,
+                    total == 0 ? zero16() : multiply(inverse, load16(sum)));
     }
   }
 }

@@ -91,8 +91,8 @@ struct Buffers {
   std::int64_t bytes;
   Buffers(const AttentionShape& s, void* memory) {
     Carve carve(memory);
-    query = carve.take<float>(s.pairs * s.dim_qk + 8);
-    d_output = carve.take<float>(s.pairs * s.dim_v + 8);
+    query = carve.take<float>(s.pairs * s.dim_qk + kTileSlack);
+    d_output = carve.take<float>(s.pairs * s.dim_v + kTileSlack);
     panel = carve.take<float>(max64(s.dim_qk, s.dim_v) * kPanel);
     keys = carve.take<float>(s.key_panels() * kSlotBlock * kPanel);
     sums = carve.take<float>(s.key_panels() * s.pairs * kPanel);
@@ -178,7 +178,7 @@ void differentiate_run(const Args& a, const AttentionShape& shape, const Buffers
   for (int i = 0; i < run.pairs; ++i) {
     for (std::int64_t c = 0; c < shape.dim_qk; c += kPanel) {
       const float* sum = b.sums + (c / kPanel * run.pairs + i) * kPanel;
-      store_columns(d_query[i] + c, shape.dim_qk - c, load(sum), load(sum + 8));
+      store_columns(d_query[i] + c, shape.dim_qk - c, load16(sum));
     }
   }
   const std::int64_t panels = shape.key_panels() + shape.value_panels();

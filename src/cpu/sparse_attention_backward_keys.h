@@ -66,7 +66,7 @@ WINNOW_INLINE void add_columns(const Products& x, const SlotTile& tile, std::int
                                std::int64_t skip, std::int64_t pairs) {
   float* row[MR];
   const float* a[MR];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
   for (int r = 0; r < MR; ++r) {
     row[r] = x.target.data + tile.key[r] * x.target.stride;
     a[r] = x.weights + tile.slot[r] + skip * x.parts * x.a_k;
@@ -75,28 +75,24 @@ WINNOW_INLINE void add_columns(const Products& x, const SlotTile& tile, std::int
   const float* panel = x.operands + skip * x.parts * kPanel;
   for (std::int64_t c = x.first; c < x.last; c += kPanel, panel += run_pairs * x.parts * kPanel) {
     const std::int64_t valid = x.target.channels - c;
-    F8 acc[MR][2];
-#pragma GCC unroll 8
+    Wide acc[MR];
+#pragma GCC unroll 16
     for (int r = 0; r < MR; ++r) {
-      load_columns(row[r] + c, valid, acc[r][0], acc[r][1]);
+      acc[r] = load_columns(row[r] + c, valid);
       if (valid > kPanel) prefetch_l1(row[r] + c + kPanel);
     }
     const float* b = panel;
     std::int64_t at = 0;
 #pragma GCC unroll 2
     for (std::int64_t k = 0; k < K; ++k) {
-      const F8 b0 = load(b), b1 = load(b + 8);
-#pragma GCC unroll 8
-      for (int r = 0; r < MR; ++r) {
-        const F8 w = splat(a[r][at]);
-        acc[r][0] = fma(w, b0, acc[r][0]);
-        acc[r][1] = fma(w, b1, acc[r][1]);
-      }
+      const Wide operand = load16(b);
+#pragma GCC unroll 16
+      for (int r = 0; r < MR; ++r) acc[r] = fma(splat16(a[r][at]), operand, acc[r]);
       at += x.a_k;
       b += kPanel;
     }
-#pragma GCC unroll 8
-    for (int r = 0; r < MR; ++r) store_columns(row[r] + c, valid, acc[r][0], acc[r][1]);
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) store_columns(row[r] + c, valid, acc[r]);
   }
 }
 

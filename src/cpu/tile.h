@@ -1,10 +1,11 @@
 // The register tile under every product: MR rows, broadcast, times a panel of 16 columns, lanes.
 //
 //   panel [K][16] f32: 16 columns (keys, output features, value channels) side by side for each k
-//   tile  [K][MR] f32: MR <= 6 rows side by side for each k
+//   tile  [K][MR] f32: MR <= kTileRows rows side by side for each k
 //
-// 6 x 16 is 12 accumulators, 2 panel vectors and 1 broadcast: 15 of AVX2's 16 registers; 8 loads
-// and 12 FMAs per k, so the FMA units bound it. Order of every sum: one FMA chain per element, k
+// AVX2, 6 x 16: 12 accumulators, 2 panel vectors and 1 broadcast are 15 of the 16 registers; 8 loads
+// and 12 FMAs per k, so the FMA units bound it. AVX-512, 14 x 16: 14 accumulators hide the latency
+// of both FMA units; the 15 loads per k take as long as the FMAs. Order of every sum: one FMA chain per element, k
 // ascending from +0. Neither MR, nor the panel, nor the number of rows or threads enters, so any
 // tiling gives the same bits.
 #pragma once
@@ -15,9 +16,10 @@ namespace winnow::cpu::WINNOW_ISA {
 
 inline constexpr int kPanel = 16;  // columns of a panel
 // Most rows of a tile: what the registers hold. More would spill, and compile for minutes.
-#if defined(__AVX2__)
-inline constexpr int kTileRows =
-    6;  // 12 accumulators, 2 panel vectors, 1 broadcast of 16 registers
+#if defined(__AVX512F__)
+inline constexpr int kTileRows = 14;
+#elif defined(__AVX2__)
+inline constexpr int kTileRows = 6;
 #else
 inline constexpr int kTileRows = 2;  // of SSE2's 16 four-lane registers: 8 + 4 + 1
 #endif
@@ -112,26 +114,43 @@ WINNOW_INLINE void pack_panel(const T* base, std::int64_t stride, std::int64_t v
   pack_panel(row, K, out);
 }
 
-// mr rows -> tile [K][mr]. Writes up to 8 floats past its end: give the buffer that slack.
+// Floats that pack_tile may write past the end of its tile: give the buffer that slack.
+inline constexpr int kTileSlack = (kTileRows + 7) / 8 * 8;
+
+// mr rows -> tile [K][mr].
 template <class T>
-WINNOW_INLINE void pack_tile(const T* base, std::int64_t stride, int mr, std::int64_t K,
-                             float* out) {
+WINNOW_INLINE void pack_tile(const T* const* row, int mr, std::int64_t K, float* out) {
   std::int64_t k = 0;
 #if defined(__AVX2__)
+  constexpr int kGroups = kTileSlack / 8;
   for (; k + 8 <= K; k += 8) {
-    F8 r[8];
+    F8 r[kGroups][8];
+#pragma GCC unroll 2
+    for (int g = 0; g < kGroups; ++g) {
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i) r[i] = i < mr ? load(base + i * stride + k) : zero8();
-    transpose8(r);
+      for (int i = 0; i < 8; ++i) r[g][i] = g * 8 + i < mr ? load(row[g * 8 + i] + k) : zero8();
+      transpose8(r[g]);
+    }
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; ++i)
-      store(out + (k + i) * mr, r[i]);  // ascending: the overlap is rewritten
+    for (int i = 0; i < 8; ++i) {  // ascending: what runs over is written again
+#pragma GCC unroll 2
+      for (int g = 0; g < kGroups; ++g) store(out + (k + i) * mr + g * 8, r[g][i]);
+    }
   }
 #endif
 #pragma GCC unroll 1
   for (; k < K; ++k) {
-    for (int i = 0; i < mr; ++i) out[k * mr + i] = to_float(base[i * stride + k]);
+    for (int i = 0; i < mr; ++i) out[k * mr + i] = to_float(row[i][k]);
   }
+}
+
+// Rows that lie `stride` elements apart.
+template <class T>
+WINNOW_INLINE void pack_tile(const T* base, std::int64_t stride, int mr, std::int64_t K,
+                             float* out) {
+  const T* row[kTileRows];
+  for (int i = 0; i < mr; ++i) row[i] = base + i * stride;
+  pack_tile(row, mr, K, out);
 }
 
 // An even split of `rows` into tiles of at most kTileRows: no small last tile (64 = 9 x 6 + 2 x 5).
@@ -145,19 +164,15 @@ struct Tiles {
   int first(int t) const { return t * base + (t < extra ? t : extra); }
 };
 
-// acc[r][v] += sum_k A(k, r) * panel[k][v], A(k, r) = a[k * a_k + r * a_r].
+// acc[r][lane] += sum_k A(k, r) * panel[k][lane], A(k, r) = a[k * a_k + r * a_r].
 template <int MR>
 WINNOW_INLINE void multiply_tile(const float* a, std::int64_t a_k, std::int64_t a_r,
-                                 const float* panel, std::int64_t K, F8 (&acc)[MR][2]) {
+                                 const float* panel, std::int64_t K, Wide (&acc)[MR]) {
 #pragma GCC unroll 4
   for (std::int64_t k = 0; k < K; ++k) {
-    const F8 b0 = load(panel), b1 = load(panel + 8);
-#pragma GCC unroll 8
-    for (int r = 0; r < MR; ++r) {
-      const F8 x = splat(a[r * a_r]);
-      acc[r][0] = fma(x, b0, acc[r][0]);
-      acc[r][1] = fma(x, b1, acc[r][1]);
-    }
+    const Wide b = load16(panel);
+#pragma GCC unroll 16
+    for (int r = 0; r < MR; ++r) acc[r] = fma(splat16(a[r * a_r]), b, acc[r]);
     a += a_k;
     panel += kPanel;
   }

@@ -59,7 +59,7 @@ void check_vector(const char* operation, const char* name, const Tensor& t, std:
 }
 
 const RowFunctions& row_functions() {
-#if defined(WINNOW_HAVE_AVX2)
+#if defined(WINNOW_X86)
   static const bool avx2 = refuse_instruction_set("avx2").empty();
   if (avx2) return cpu::avx2::row_functions;
 #endif

@@ -26,10 +26,12 @@
   }
 
 WINNOW_DECLARE_CPU(portable)
-#if defined(WINNOW_HAVE_AVX2)
+#if defined(WINNOW_X86)
 WINNOW_DECLARE_CPU(avx2)
-#define WINNOW_CPU_IMPLEMENTATIONS(operation) \
-  &cpu::avx2::operation##_implementation, &cpu::portable::operation##_implementation,
+WINNOW_DECLARE_CPU(avx512)
+#define WINNOW_CPU_IMPLEMENTATIONS(operation)                                       \
+  &cpu::avx512::operation##_implementation, &cpu::avx2::operation##_implementation, \
+      &cpu::portable::operation##_implementation,
 #else
 #define WINNOW_CPU_IMPLEMENTATIONS(operation) &cpu::portable::operation##_implementation,
 #endif

@@ -12,8 +12,11 @@ namespace winnow {
 namespace cpu::portable {
 extern const SpeedLoops speed_loops;
 }
-#if defined(WINNOW_HAVE_AVX2)
+#if defined(WINNOW_X86)
 namespace cpu::avx2 {
+extern const SpeedLoops speed_loops;
+}
+namespace cpu::avx512 {
 extern const SpeedLoops speed_loops;
 }
 #endif
@@ -26,7 +29,8 @@ constexpr std::int64_t kLevels[] = {64 << 10, 256 << 10, 1 << 20,  4 << 20,
 thread_local volatile float sink;  // keeps the loops from being optimised away
 
 const SpeedLoops& best_loops() {
-#if defined(WINNOW_HAVE_AVX2)
+#if defined(WINNOW_X86)
+  if (refuse_instruction_set("avx512").empty()) return cpu::avx512::speed_loops;
   if (refuse_instruction_set("avx2").empty()) return cpu::avx2::speed_loops;
 #endif
   return cpu::portable::speed_loops;
