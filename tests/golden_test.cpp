@@ -23,12 +23,16 @@ const fs::path kGolden = fs::path(WINNOW_SOURCE_DIR) / "tests/golden";
 class Golden : public testing::Test {
  protected:
   fs::path folder = fs::path(testing::TempDir()) / fmt::format("winnow_golden_{}", getpid());
-  void SetUp() override { fs::create_directories(folder / "ops"); }
+  void SetUp() override {
+    fs::create_directories(folder / "ops");
+    fs::create_directories(folder / "kpool");
+  }
   void TearDown() override { fs::remove_all(folder); }
 
-  // The causal case with one tensor changed by `change`.
-  void copy_changed(const std::string& name, const std::function<void(const Tensor&)>& change) {
-    const model::SafetensorsFile file(kGolden / "ops/causal.safetensors");
+  // A case with one tensor changed by `change`.
+  void copy_changed(const std::string& name, const std::function<void(const Tensor&)>& change,
+                    const std::string& path = "ops/causal.safetensors") {
+    const model::SafetensorsFile file(kGolden / path);
     std::vector<Array> arrays;
     std::vector<model::NamedTensor> tensors;
     for (const model::SafetensorsEntry& entry : file.entries()) {
@@ -36,7 +40,7 @@ class Golden : public testing::Test {
       if (entry.name == name) change(arrays.back());
       tensors.push_back({entry.name, arrays.back()});
     }
-    model::write_safetensors(folder / "ops/causal.safetensors", tensors, file.metadata());
+    model::write_safetensors(folder / path, tensors, file.metadata());
   }
 
   std::set<std::string> failing_operations() const {
@@ -56,10 +60,10 @@ TEST_F(Golden, EveryOperationMatches) {
         << g.result.problem << " " << g.operation << " by " << g.result.implementation;
     operations.insert(g.operation);
   }
-  EXPECT_EQ(operations,
-            (std::set<std::string>{"index_scores", "index_topk", "select_topk", "sparse_attention",
-                                   "sparse_attention_backward", "index_scores_at_backward",
-                                   "index_loss", "dense_index_loss"}));
+  EXPECT_EQ(operations, (std::set<std::string>{
+                            "index_scores", "index_topk", "select_topk", "sparse_attention",
+                            "sparse_attention_backward", "index_scores_at_backward", "index_loss",
+                            "dense_index_loss", "pool_keys", "append_pools", "expand_pools"}));
   EXPECT_TRUE(report.skipped.empty());
 }
 
@@ -118,13 +122,73 @@ TEST_F(Golden, ACutFileIsAFailureThatNamesIt) {
   EXPECT_EQ(report.results[0].result.problem, "ops/packed.safetensors");
 }
 
+constexpr char kPadded[] = "kpool/left_padding.safetensors";
+
+TEST_F(Golden, ASmallFaultOfAPooledKeyIsSeen) {
+  copy_changed(
+      "pool_keys", [](const Tensor& t) { t.as<float>()[5] *= 1 + 0x1p-16f; }, kPadded);
+  EXPECT_EQ(failing_operations(), (std::set<std::string>{"append_pools", "pool_keys"}));
+}
+
+// Numbers of pools that are not whole are nobody's.
+TEST_F(Golden, AnInvalidPoolIsIgnored) {
+  copy_changed(
+      "pool_keys", [](const Tensor& t) { t.as<float>()[t.elements() - 1] = NAN; }, kPadded);
+  EXPECT_EQ(failing_operations(), std::set<std::string>{});
+}
+
+TEST_F(Golden, AnotherPoolGridIsSeen) {
+  copy_changed(
+      "valid", [](const Tensor& t) { t.as<std::uint8_t>()[t.shape[1] + 3] = 0; }, kPadded);
+  const std::set<std::string> operations = failing_operations();
+  EXPECT_TRUE(operations.contains("pool_keys"));
+  EXPECT_TRUE(operations.contains("expand_pools"));
+}
+
+TEST_F(Golden, AWrongPoolIsSeen) {
+  copy_changed(
+      "topk_indices",
+      [](const Tensor& t) {  // the last row's pools are sorted by score: another one for the first
+        std::int32_t* row = t.as<std::int32_t>() + t.elements() - t.shape[2];
+        std::set<std::int32_t> members(row, row + t.shape[2]);
+        std::int32_t base = 17;
+        while (members.contains(base)) base += 4;
+        for (std::int32_t n = 0; n < 4; ++n) row[n] = base + n;
+      },
+      kPadded);
+  EXPECT_EQ(failing_operations(), std::set<std::string>{"index_topk"});
+}
+
+TEST_F(Golden, AWrongTailIsSeen) {
+  copy_changed(
+      "topk_indices",
+      [](const Tensor& t) { t.as<std::int32_t>()[t.elements() - t.shape[2] + 16] = -1; }, kPadded);
+  EXPECT_EQ(failing_operations(), std::set<std::string>{"expand_pools"});
+}
+
+TEST_F(Golden, ADamagedPoolFileIsAFailureThatNamesIt) {
+  const auto only_failure = [&] {
+    const GoldenReport report = check_golden(folder);
+    EXPECT_EQ(report.results.size(), 1u);
+    EXPECT_EQ(report.results[0].result.problem, "kpool/tail.safetensors");
+    return report.results[0].result.failure;
+  };
+  fs::copy_file(kGolden / "kpool/tail.safetensors", folder / "kpool/tail.safetensors");
+  fs::resize_file(folder / "kpool/tail.safetensors", 4000);
+  EXPECT_NE(only_failure(), "");
+  // A mask with a gap has no pools of its own.
+  copy_changed(
+      "valid", [](const Tensor& t) { t.as<std::uint8_t>()[20] = 0; }, "kpool/tail.safetensors");
+  EXPECT_NE(only_failure().find("one valid span"), std::string::npos);
+}
+
 TEST_F(Golden, WhatThisVersionDoesNotCoverIsNamed) {
-  fs::create_directories(folder / "kpool");
-  std::ofstream(folder / "kpool/tail.safetensors") << "unread";
+  fs::create_directories(folder / "models/tiny");
+  std::ofstream(folder / "models/tiny/expected.safetensors") << "unread";
   std::ofstream(folder / "layouts.json") << "{}";
   const GoldenReport report = check_golden(folder);
   ASSERT_EQ(report.skipped.size(), 2u);
-  EXPECT_EQ(report.skipped[0].rfind("kpool/tail.safetensors: ", 0), 0u);
+  EXPECT_EQ(report.skipped[0].rfind("models/tiny/expected.safetensors: ", 0), 0u);
   EXPECT_EQ(report.skipped[1].rfind("layouts.json: ", 0), 0u);
 }
 

@@ -129,7 +129,7 @@ void add_check(CLI::App& app) {
       ->type_name("");
   command
       ->add_option("--golden", options->golden,
-                   "also compare with the golden vectors of DIR/ops; kpool/, models/ and "
+                   "also compare with the golden vectors of DIR/ops and DIR/kpool; models/ and "
                    "layouts.json are named as skipped")
       ->type_name("DIR");
   command->footer(

@@ -21,6 +21,22 @@ std::vector<fs::path> tensor_files(const fs::path& folder) {
   return files;
 }
 
+// Every file of a folder; one that cannot be read is a failure that names it.
+void check_files(const fs::path& directory, const char* folder,
+                 std::vector<GoldenResult> (*check)(const fs::path&), GoldenReport* report) {
+  for (const fs::path& path : tensor_files(directory / folder)) {
+    const std::string name = fs::relative(path, directory).string();
+    try {
+      for (GoldenResult& result : check(path)) {
+        result.result.problem = name;
+        report->results.push_back(std::move(result));
+      }
+    } catch (const std::exception& e) {
+      report->results.push_back({"(reading)", {name, "", {}, e.what()}});
+    }
+  }
+}
+
 }  // namespace
 
 GoldenReport check_golden(const fs::path& directory) {
@@ -28,21 +44,8 @@ GoldenReport check_golden(const fs::path& directory) {
     fail(Status::kIo, "golden", "the directory must exist, got \"{}\"", directory.string());
   }
   GoldenReport report;
-  for (const fs::path& path : tensor_files(directory / "ops")) {
-    const std::string name = fs::relative(path, directory).string();
-    try {
-      for (GoldenResult& result : check_golden_ops(path)) {
-        result.result.problem = name;
-        report.results.push_back(std::move(result));
-      }
-    } catch (const std::exception& e) {
-      report.results.push_back({"(reading)", {name, "", {}, e.what()}});
-    }
-  }
-  for (const fs::path& path : tensor_files(directory / "kpool")) {
-    report.skipped.push_back(fs::relative(path, directory).string() +
-                             ": this version has no pooled keys");
-  }
+  check_files(directory, "ops", check_golden_ops, &report);
+  check_files(directory, "kpool", check_golden_kpool, &report);
   for (const fs::path& path : tensor_files(directory / "models")) {
     if (path.filename() == "expected.safetensors") {
       report.skipped.push_back(fs::relative(path, directory).string() +

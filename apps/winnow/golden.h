@@ -1,5 +1,5 @@
 // Golden vectors: inputs and results of other implementations, in a directory that holds any subset
-// of ops/, kpool/, models/ and layouts.json. This version compares ops/.
+// of ops/, kpool/, models/ and layouts.json. This version compares ops/ and kpool/.
 #pragma once
 
 #include <filesystem>
@@ -26,5 +26,8 @@ GoldenReport check_golden(const std::filesystem::path& directory);
 // One file of ops/: every operation by every implementation that accepts it, in f32; and all of it
 // by the reference in f64.
 std::vector<GoldenResult> check_golden_ops(const std::filesystem::path& path);
+
+// One file of kpool/: pooled keys, pools and their tokens, by the same implementations.
+std::vector<GoldenResult> check_golden_kpool(const std::filesystem::path& path);
 
 }  // namespace winnow::app

@@ -5,14 +5,11 @@
 // hold (lse, targets, scores of a selection) comes from the operations before it.
 #include <algorithm>
 #include <cmath>
-#include <map>
-#include <nlohmann/json.hpp>
 
-#include "apps/winnow/golden.h"
-#include "base/array.h"
+#include "apps/winnow/golden_bounds.h"
+#include "apps/winnow/golden_comparer.h"
+#include "apps/winnow/golden_reader.h"
 #include "base/row_range.h"
-#include "bench/bounds.h"
-#include "model/safetensors.h"
 #include "winnow/attention_target.h"
 #include "winnow/dense_index_loss.h"
 #include "winnow/index_loss.h"
@@ -28,72 +25,41 @@
 namespace winnow::app {
 namespace {
 
-using bench::gamma;
-using bench::kUnit;
-
 // What a double computation leaves between itself and the golden float32 numbers: the L2 norm of
 // the difference over that of the tensor. No element differs by more than this share of the norm.
 constexpr double kGoldenError = 4e-7;
 
+// A file of ops/: [s, b, ...] inputs of one layer.
 class GoldenFile {
  public:
-  explicit GoldenFile(const std::filesystem::path& path) : file_(path) {
-    topk = meta("topk").get<std::int64_t>();
-    value_dim = meta("value_dim").get<std::int64_t>();
-    relu = meta("relu").get<bool>();
-    softmax_scale = meta("softmax_scale").get<double>();
-    const Array query = file_.read("index_query");
-    rule(query.view().rank == 4, "index_query must be [s, b, heads, dim]", query);
+  explicit GoldenFile(const std::filesystem::path& path) : reader_(path) {
+    topk = reader_.meta_whole("topk");
+    value_dim = reader_.meta_whole("value_dim");
+    relu = reader_.meta_flag("relu");
+    softmax_scale = reader_.meta_real("softmax_scale");
+    const Array query = reader_.read("index_query");
+    GoldenReader::rule(query.view().rank == 4, "index_query must be [s, b, heads, dim]", query);
     length = query.view().shape[0];
     batch = query.view().shape[1];
   }
 
-  // Batch element e of a tensor [s, b, ...] as [s, ...].
+  // Batch element e of a floating tensor [s, b, ...] as [s, ...].
   Array take(const std::string& name, std::int64_t e, DType dtype) const {
-    const Array whole = file_.read(name);
-    const Tensor& t = whole;
-    rule((t.rank == 3 || t.rank == 4) && is_float(t.dtype) && t.shape[0] == length &&
-             t.shape[1] == batch,
-         name + " must be floating, [s, b, ...]", t);
-    Array out = t.rank == 3 ? Array(dtype, {length, t.shape[2]})
-                            : Array(dtype, {length, t.shape[2], t.shape[3]});
-    const std::int64_t rest = out.elements() / std::max<std::int64_t>(1, length);
-    for (std::int64_t s = 0; s < length; ++s) {
-      for (std::int64_t r = 0; r < rest; ++r) {
-        store_double(out.view().data, dtype, s * rest + r,
-                     load_double(t.data, t.dtype, (s * batch + e) * rest + r));
-      }
-    }
-    return out;
+    return reader_.slice(name, 1, e, {length, batch}, dtype);
   }
-
-  // Batch element e of a tensor [b, s, ...] of 4-byte elements.
+  // Batch element e of a tensor [b, s, ...].
   Array take_rows(const std::string& name, std::int64_t e, DType dtype) const {
-    const Array whole = file_.read(name);
-    const Tensor& t = whole;
-    rule(t.rank == 3 && t.dtype == dtype && t.shape[0] == batch && t.shape[1] == length,
-         fmt::format("{} must be {} [b, s, ...]", name, dtype_name(dtype)), t);
-    Array out(dtype, {length, t.shape[2]});
-    std::copy_n(t.as<std::int32_t>() + e * out.elements(), out.elements(), out.as<std::int32_t>());
-    return out;
+    return reader_.slice(name, 0, e, {batch, length}, dtype);
   }
-
-  // A golden result of one number.
-  double number(const std::string& name) const {
-    const Array whole = file_.read(name);
-    rule(whole.elements() == 1 && is_float(whole.view().dtype), name + " must be one number",
-         whole);
-    return load_double(whole.view().data, whole.view().dtype, 0);
-  }
+  double number(const std::string& name) const { return reader_.number(name); }
 
   // starts and ends of packed cases; else every row sees the keys up to itself.
   RowRanges ranges() const {
-    if (file_.find("starts") == nullptr && meta("cu_seqlens").is_null())
-      return causal_ranges(length);
-    const Array starts = file_.read("starts"), ends = file_.read("ends");
+    if (!reader_.has("starts") && reader_.meta_null("cu_seqlens")) return causal_ranges(length);
+    const Array starts = reader_.read("starts"), ends = reader_.read("ends");
     for (const Array* a : {&starts, &ends}) {
-      rule(a->view().dtype == DType::kI32 && a->elements() == length,
-           "starts and ends must be i32 [s]", *a);
+      GoldenReader::rule(a->view().dtype == DType::kI32 && a->elements() == length,
+                         "starts and ends must be i32 [s]", *a);
     }
     return {{starts.as<std::int32_t>(), starts.as<std::int32_t>() + length},
             {ends.as<std::int32_t>(), ends.as<std::int32_t>() + length}};
@@ -104,110 +70,14 @@ class GoldenFile {
   double softmax_scale = 0;
 
  private:
-  static void rule(bool holds, const std::string& text, const Tensor& t) {
-    if (!holds) fail(Status::kCorrupt, "golden", "{}, got {}", text, shape_text(t));
-  }
-  nlohmann::json meta(const std::string& name) const {
-    const auto it = file_.metadata().find(name);
-    nlohmann::json value = it == file_.metadata().end()
-                               ? nlohmann::json(nlohmann::json::value_t::discarded)
-                               : nlohmann::json::parse(it->second, nullptr, false);
-    if (value.is_discarded())
-      fail(Status::kCorrupt, "golden", "the metadata must hold \"{}\" as JSON", name);
-    return value;
-  }
-
-  model::SafetensorsFile file_;
-};
-
-double element(const Tensor& t, std::int64_t i) { return load_double(t.data, t.dtype, i); }
-
-double peak(const Tensor& t) {
-  double largest = 0;
-  for (std::int64_t i = 0; i < t.elements(); ++i)
-    largest = std::max(largest, std::abs(element(t, i)));
-  return largest;
-}
-
-// The largest p-norm of a vector along the last axis: p = 2, or 1.
-double norm(const Tensor& t, std::int64_t channels, int p) {
-  double largest = 0;
-  const std::int64_t dim = t.shape[t.rank - 1];
-  for (std::int64_t i = 0; i < t.elements(); i += dim) {
-    double sum = 0;
-    for (std::int64_t d = 0; d < channels; ++d)
-      sum += p == 2 ? element(t, i + d) * element(t, i + d) : std::abs(element(t, i + d));
-    largest = std::max(largest, p == 2 ? std::sqrt(sum) : sum);
-  }
-  return largest;
-}
-double norm2(const Tensor& t) { return norm(t, t.shape[t.rank - 1], 2); }
-
-double log_of(double n) { return std::log(std::max(1.0, n)); }
-
-// Bounds of what f32 arithmetic adds, to first order in the unit roundoff u, from norms of the
-// inputs. A logit z = scale q.k has |z| <= Z = scale |q||k| and error gamma(dim + 1) Z, so a
-// probability over n keys, exp(z - lse), has relative error
-//   P = 2 gamma(dim + 1) Z + gamma(n + 8) + 2 u (Z + ln n)       (both logits, the sum, lse itself)
-double probability_error(double logit, double dim, double n) {
-  return 2 * gamma(dim + 1) * logit + gamma(n + 8) + 2 * kUnit * (logit + log_of(n));
-}
-
-// Attention of `rows` rows over n keys each. With D = |d_output||value|:
-//   output    sum_s p v                    (P + gamma(n + 1)) max|v|
-//   dz        p (dp - delta)               p D E,  E = 3 P + 3 gamma(dim_v + n + 4): P and the two
-//                                          dots, |dp| and |delta| <= D; and |dz| <= 2 p D
-//   d_query   scale sum_s dz k             scale D (E + 2 gamma(n + 2)) max|k|, as sum_s p = 1
-//   d_key     scale sum_ih dz q            scale D (E + 2 gamma(m + 2)) m max|q|, m = rows heads >=
-//                                          the sum of p over rows and heads
-//   d_value   sum_ih p d_output            (P + gamma(m + 2)) m max|d_output|
-struct AttentionBounds {
-  double probability, output, d_query, d_key, d_value;
-  AttentionBounds(const Tensor& q, const Tensor& k, const Tensor& v, std::int64_t dim_v,
-                  const Tensor& d_output, double scale, double n) {
-    const auto dim = static_cast<double>(q.shape[2]);
-    const double m = static_cast<double>(q.shape[0] * q.shape[1]);
-    const double v_norm = norm(v, dim_v, 2), D = norm2(d_output) * v_norm;
-    probability = probability_error(scale * norm2(q) * norm2(k), dim, n);
-    const double E = 3 * probability + 3 * gamma(static_cast<double>(dim_v) + n + 4);
-    output = (probability + gamma(n + 1)) * peak(v);
-    d_query = scale * D * (E + 2 * gamma(n + 2)) * peak(k);
-    d_key = scale * D * (E + 2 * gamma(m + 2)) * m * peak(q);
-    d_value = (probability + gamma(m + 2)) * m * peak(d_output);
-  }
-};
-
-// The indexer and its loss, over n keys a row. A score has error S = gamma(dim + heads + 2) A with
-// A = |w|_1 |q||k|; so ln p of the scores has T = 2 S + gamma(n + 8) + 2 u (2 A + ln n); the
-// normalised target has relative error R = 2 P + 2 gamma(n + attention heads + 2).
-//   kl       sum t (ln t - ln p)           (R + gamma(n + 2)) (24 + 2 A + ln n) + R + T, as
-//                                          |ln max(t, 1e-10)| < 24
-//   g        (p - t) d_kl                  sums of |error| and |g| over a row: d_kl (R + T), 2 d_kl
-//   d_weights   sum_j g relu(u)            d_kl (R + T + 2 gamma(dim + n + 3)) |q||k|
-//   d_query     w sum_j g k                d_kl (R + T + 2 gamma(n + 4)) max|w| max|k|
-//   d_key       sum_ih g w q               d_kl (R + T + 2 gamma(rows heads + 4)) rows |w|_1 max|q|
-struct IndexerBounds {
-  double score, kl, d_query, d_key, d_weights;
-  IndexerBounds(const Tensor& q, const Tensor& k, const Tensor& w, double probability,
-                double attention_heads, double n, double d_kl) {
-    const auto rows = static_cast<double>(q.shape[0]), heads = static_cast<double>(q.shape[1]);
-    const auto dim = static_cast<double>(q.shape[2]);
-    const double dot = norm2(q) * norm2(k), w1 = norm(w, w.shape[1], 1), A = w1 * dot;
-    score = gamma(dim + heads + 2) * A;
-    const double T = 2 * score + gamma(n + 8) + 2 * kUnit * (2 * A + log_of(n));
-    const double R = 2 * probability + 2 * gamma(n + attention_heads + 2);
-    kl = (R + gamma(n + 2)) * (24 + 2 * A + log_of(n)) + R + T;
-    d_weights = d_kl * (R + T + 2 * gamma(dim + n + 3)) * dot;
-    d_query = d_kl * (R + T + 2 * gamma(n + 4)) * peak(w) * peak(k);
-    d_key = d_kl * (R + T + 2 * gamma(rows * heads + 4)) * rows * w1 * peak(q);
-  }
+  GoldenReader reader_;
 };
 
 // One file by one implementation, in one dtype.
-class Comparer {
+class OpsComparer : private GoldenComparer {
  public:
-  Comparer(const GoldenFile& file, DType dtype, std::string implementation)
-      : file_(file), dtype_(dtype), implementation_(std::move(implementation)) {}
+  OpsComparer(const GoldenFile& file, DType dtype, std::string implementation)
+      : GoldenComparer(dtype, std::move(implementation)), file_(file) {}
 
   std::vector<GoldenResult> run() {
     const RowRanges ranges = file_.ranges();
@@ -230,44 +100,10 @@ class Comparer {
     }
     add("index_loss", "sparse_loss", sparse_kl_, file_.number("sparse_loss"), sparse_kl_bound_);
     add("dense_index_loss", "dense_loss", dense_kl_, file_.number("dense_loss"), dense_kl_bound_);
-    std::vector<GoldenResult> results;
-    for (const auto& [operation, tensors] : worst_) {
-      bench::CheckResult result{"", label(), {}, ""};
-      for (const auto& [name, worst] : tensors) {
-        const bench::Comparison& x = worst.comparison();
-        result.comparisons.push_back(x);
-        if (!x.ok() && result.failure.empty())
-          result.failure = fmt::format("{}: {:.3g} x the bound at {}", x.output, x.error, x.where);
-      }
-      results.push_back({operation, std::move(result)});
-    }
-    return results;
+    return results();
   }
 
  private:
-  // Runs an operation by this implementation, or by the first that accepts if it refuses; only the
-  // former counts.
-  template <class Args>
-  void call(void (*operation)(const Args&, Workspace), std::int64_t (*bytes)(const Args&),
-            const Args& args) {
-    const Explanation explanation = explain(args);
-    const std::string& name = explanation.operation;
-    counts_[name] = false;
-    for (const Verdict& v : explanation.verdicts)
-      counts_[name] |= v.implementation == implementation_ && v.refusal.empty();
-    const bench::PinGuard pin(name, counts_[name] ? implementation_ : explanation.chosen());
-    operation(args, scratch_.get(bytes(args)));
-  }
-
-  std::string label() const {
-    return dtype_ == DType::kF64 ? implementation_ + " f64" : implementation_;
-  }
-
-  bench::Worst* worst(const std::string& operation, const std::string& tensor) {
-    if (!counts_[operation]) return nullptr;
-    return &worst_[operation].try_emplace(tensor, tensor).first->second;
-  }
-
   void add(const std::string& operation, const std::string& name, double actual, double golden,
            double bound) {
     if (dtype_ == DType::kF64) bound = 0;
@@ -482,26 +318,21 @@ class Comparer {
   }
 
   const GoldenFile& file_;
-  DType dtype_;
-  std::string implementation_;
-  Scratch scratch_;
   Array index_query_, index_key_, index_weights_, query_, key_, ids_;
   Tensor starts_, ends_;
   double d_kl_ = 0, sparse_kl_ = 0, sparse_kl_bound_ = 0, dense_kl_ = 0, dense_kl_bound_ = 0;
-  std::map<std::string, bool> counts_;  // did this implementation run the operation
-  std::map<std::string, std::map<std::string, bench::Worst>> worst_;  // operation, tensor
 };
 
 }  // namespace
 
 std::vector<GoldenResult> check_golden_ops(const std::filesystem::path& path) {
   const GoldenFile file(path);
-  std::vector<GoldenResult> results = Comparer(file, DType::kF64, "reference").run();
+  std::vector<GoldenResult> results = OpsComparer(file, DType::kF64, "reference").run();
   const Array query(DType::kF32, {1, 1, 8}), key(DType::kF32, {1, 8}), weight(DType::kF32, {1, 1}),
       score(DType::kF32, {1, 1}), bound(DType::kI32, {1});
   for (const Verdict& v :
        explain(IndexScoresArgs{query, key, weight, bound, bound, true, score}).verdicts) {
-    for (GoldenResult& result : Comparer(file, DType::kF32, v.implementation).run())
+    for (GoldenResult& result : OpsComparer(file, DType::kF32, v.implementation).run())
       results.push_back(std::move(result));
   }
   return results;
