@@ -14,6 +14,7 @@
 #include "bench/data.h"
 #include "tests/each.h"
 #include "winnow/pools.h"
+#include "winnow/validation.h"
 
 namespace winnow::testing {
 namespace {
@@ -337,6 +338,35 @@ TEST(AppendPools, PaddingTouchesNothing) {
       }
     }
   });
+}
+
+TEST(AppendPools, ValidationNamesTheValue) {
+  struct Guard {
+    Guard() { set_validation(true); }
+    ~Guard() { set_validation(false); }
+  } const on;
+  const Sequence sequence(DType::kF32, 8, 8, 2, 9);
+  const Array open_key(DType::kF32, {4, 1, 8}), open_gate(DType::kF32, {4, 1, 8}),
+      pooled(DType::kF32, {4, 8});
+  const auto error = [&](const Ids& cuts, const Ids& rings, const Ids& slots) {
+    const Ids context{0, 0};
+    const auto ids = [](const Ids& list) {
+      return make_tensor(list.data(), DType::kI32, {std::ssize(list)});
+    };
+    return error_of([&] {
+      append_pools({sequence.key, sequence.gate, sequence.ape, ids(cuts), ids(context), ids(rings),
+                    ids(slots), 0, PoolRounding::kOnce, open_key, open_gate, pooled},
+                   {});
+    });
+  };
+  const Ids slots{3, 0, 3, 1, 3, 2, -1, -1};  // of tokens that complete no pool any
+  EXPECT_EQ(error({0, 4, 8}, {0, 1}, slots), "");
+  EXPECT_EQ(error({0, 4, 8}, {1, 1}, slots),
+            "[append_pools] requests must have rings of their own, got 1 twice");
+  EXPECT_EQ(error({0, 4, 8}, {0, 1}, {3, 0, 3, 1, 3, 1, -1, -1}),
+            "[append_pools] pools must have slots of their own, got 1 twice");
+  EXPECT_EQ(error({0, 4, 9}, {0, 1}, slots),
+            "[append_pools] cu_seqlens must ascend within 8 tokens, got 9 after 4 at request 1");
 }
 
 TEST(AppendPools, ErrorsNameTheRule) {

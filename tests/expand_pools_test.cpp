@@ -9,6 +9,7 @@
 
 #include "base/array.h"
 #include "tests/each.h"
+#include "winnow/validation.h"
 
 namespace winnow::testing {
 namespace {
@@ -127,6 +128,28 @@ TEST(ExpandPools, NothingOverflows) {
   EXPECT_EQ(call.one({{kMax / 4 - 1, kMax / 4}, 0, kMax}),
             (Ids{kMax - 7, kMax - 6, kMax - 5, kMax - 4, kMax - 3, kMax - 2, kMax - 1}));
   EXPECT_EQ((Call{4, 8, true, {kMax - 1}}).one({{0}, kMax - 2, kMax}), (Ids{kMax - 2, kMax - 1}));
+}
+
+TEST(ExpandPools, ValidationNamesRowAndValue) {
+  struct Guard {
+    Guard() { set_validation(true); }
+    ~Guard() { set_validation(false); }
+  } const on;
+  const Call call{4, 16, true, {0, 4, 8, 10}};
+  EXPECT_EQ(call.one({{0, 1, 2}, 0, 12}).size(), 12u);
+  const auto error = [&](const Row& row) { return error_of([&] { call.run({{{}, 0, 9}, row}); }); };
+  EXPECT_EQ(error({{0, -1, 4}, 0, 12}),
+            "[expand_pools] pool_indices must be -1 or one of 4 pools, got 4 in row 1 slot 2");
+  EXPECT_EQ(
+      error({{1, 0}, 0, 12}),
+      "[expand_pools] the pools of a row must ascend and share no token, got pool 0 from token "
+      "0 behind token 7 in row 1");
+  EXPECT_EQ(
+      error({{2, 3}, 0, 12}),
+      "[expand_pools] the pools of a row must ascend and share no token, got pool 3 from token "
+      "10 behind token 11 in row 1");
+  EXPECT_EQ(error({{}, 4, 3}),
+            "[expand_pools] ends must not be below starts, got 3 and 4 in row 1");
 }
 
 TEST(ExpandPools, ErrorsNameTheRule) {

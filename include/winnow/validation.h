@@ -8,6 +8,8 @@
 // - starts and ends: no negative length; a row that is not empty lies within the key space.
 // - topk_lengths: from 0 to topk.
 // - topk_indices, up to topk_lengths: -1, or an id in the row's range that stands there once.
+// - pool_indices: -1, or pools that ascend and share no token.
+// - append_pools: cu_seqlens ascend within the tokens; no ring and no slot stands twice.
 // - What a caller certifies (rows_nonempty of sparse_attention_backward) is true.
 #pragma once
 

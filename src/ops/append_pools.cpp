@@ -1,10 +1,13 @@
 #include "winnow/append_pools.h"
 
+#include <algorithm>
 #include <array>
+#include <vector>
 
 #include "base/implementation.h"
 #include "ops/lists.h"
 #include "ops/rules.h"
+#include "winnow/validation.h"
 
 namespace winnow {
 namespace {
@@ -63,11 +66,45 @@ void check(const AppendPoolsArgs& a) {
   ops::check_memory(kName, inputs_of(a), outputs_of(a));
 }
 
+std::int64_t number(const Tensor& t, std::int64_t i) {
+  return t.as<std::int32_t>()[i * t.strides[0]];
+}
+
+void validate_once(std::vector<std::int64_t>* ids, const char* rule) {
+  std::sort(ids->begin(), ids->end());
+  const auto twice = std::adjacent_find(ids->begin(), ids->end());
+  WINNOW_CHECK(kName, twice == ids->end(), "{}, got {} twice", rule, *twice);
+}
+
+// Requests whose tokens follow each other, with rings of their own; pools with slots of their own.
+void validate(const AppendPoolsArgs& a) {
+  if (!validation()) return;
+  const std::int64_t pool_size = a.ape.shape[0], tokens = a.index_key.shape[0];
+  std::vector<std::int64_t> rings, slots;
+  for (std::int64_t r = 0; r < a.context.shape[0]; ++r) {
+    const std::int64_t first = number(a.cu_seqlens, r), last = number(a.cu_seqlens, r + 1);
+    WINNOW_CHECK(kName, first >= 0 && first <= last && last <= tokens,
+                 "cu_seqlens must ascend within {} tokens, got {} after {} at request {}", tokens,
+                 last, first, r);
+    const std::int64_t ring = a.rings.empty() ? r : number(a.rings, r);
+    const std::int64_t context = number(a.context, r);
+    if (ring < 0 || ring >= a.open_key.shape[0] || context < 0) continue;
+    rings.push_back(ring);
+    for (std::int64_t i = first; i < last; ++i) {
+      if ((context + i - first) % pool_size == pool_size - 1 && number(a.pool_slots, i) >= 0)
+        slots.push_back(number(a.pool_slots, i));
+    }
+  }
+  validate_once(&rings, "requests must have rings of their own");
+  validate_once(&slots, "pools must have slots of their own");
+}
+
 }  // namespace
 
 void append_pools(const AppendPoolsArgs& args, Workspace workspace) {
   check(args);
   ops::check_data(kName, inputs_of(args), outputs_of(args));
+  validate(args);
   run_first(kName, kList, args, workspace);
 }
 

@@ -5,6 +5,8 @@
 #include "base/implementation.h"
 #include "ops/lists.h"
 #include "ops/rules.h"
+#include "ops/values.h"
+#include "winnow/validation.h"
 
 namespace winnow {
 namespace {
@@ -49,11 +51,37 @@ void check(const ExpandPoolsArgs& a) {
   ops::check_memory(kName, inputs_of(a), outputs_of(a));
 }
 
+// Ranges, and ids that are -1 or pools, ascending, that share no token.
+void validate(const ExpandPoolsArgs& a) {
+  if (!validation()) return;
+  ops::validate_ranges(kName, a.starts, a.ends, ops::kAnyKey);
+  const Tensor &ids = a.pool_indices, &bases = a.pool_bases;
+  const std::int64_t pools = bases.empty() ? ops::kAnyKey / a.pool_size : bases.shape[0];
+  for (std::int64_t i = 0; i < ids.shape[0]; ++i) {
+    std::int64_t free = 0;  // the first token that no pool of the row has yet
+    for (std::int64_t s = 0; s < ids.shape[1]; ++s) {
+      const std::int64_t id = ids.as<std::int32_t>()[i * ids.strides[0] + s * ids.strides[1]];
+      if (id == -1) continue;
+      WINNOW_CHECK(kName, id >= 0 && id < pools,
+                   "pool_indices must be -1 or one of {} pools, got {} in row {} slot {}", pools,
+                   id, i, s);
+      const std::int64_t base =
+          bases.empty() ? id * a.pool_size : bases.as<std::int32_t>()[id * bases.strides[0]];
+      WINNOW_CHECK(kName, base >= free,
+                   "the pools of a row must ascend and share no token, got pool {} from token {} "
+                   "behind token {} in row {}",
+                   id, base, free - 1, i);
+      free = base + a.pool_size;
+    }
+  }
+}
+
 }  // namespace
 
 void expand_pools(const ExpandPoolsArgs& args, Workspace workspace) {
   check(args);
   ops::check_data(kName, inputs_of(args), outputs_of(args));
+  validate(args);
   run_first(kName, kList, args, workspace);
 }
 
