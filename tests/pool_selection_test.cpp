@@ -341,6 +341,108 @@ TEST(PoolSelection, ChunkedPrefillAndDecodeEqualOneShot) {
   }
 }
 
+// Three requests whose pages lie among each other: mixed steps of prefill chunks and decodes, rows of
+// all requests in one call, ids that are positions inside a request.
+TEST(PoolSelection, PagedStepsEqualEachRequestAlone) {
+  constexpr std::int64_t kRequests = 3, kPool = 4, kPage = 12, kPages = 5, kTopk = 16;
+  std::vector<Tokens> requests;
+  for (std::uint64_t r = 0; r < kRequests; ++r) requests.emplace_back(kPages * kPage, kPool, 30);
+  for (std::uint64_t r = 0; r < kRequests; ++r) {  // one ape for all of them
+    bench::Random random(40 + r);
+    Tokens& own = requests[r];
+    for (const Array* a : {&own.query, &own.weights, &own.key, &own.gate})
+      bench::fill_gauss(*a, random);
+  }
+  Ids table;  // pages of the requests in turn, backwards
+  for (std::int32_t r = 0; r < kRequests; ++r) {
+    for (std::int32_t p = 0; p < kPages; ++p) table.push_back((kPages - 1 - p) * kRequests + r);
+  }
+  with_each([&] {
+    std::vector<std::vector<Ids>> whole;
+    for (const Tokens& own : requests) {
+      whole.push_back(select(own, pool_layout(packed_spans(Ids{0, kPages * kPage}), kPool),
+                             causal_ranges(kPages * kPage), kTopk, true));
+    }
+    const Array open_key(DType::kF32, {kRequests, kPool - 1, kDim}),
+        open_gate(DType::kF32, {kRequests, kPool - 1, kDim}),
+        pooled(DType::kF32, {kRequests * kPages, pools_per_page(kPage, kPool), kDim});
+    bench::poison(pooled);
+    Ids length(kRequests, 0);
+    for (std::int32_t step = 0; step < 30; ++step) {
+      Ids cuts{0}, context, slots, request;
+      RowRanges rows;
+      for (std::int32_t r = 0; r < kRequests; ++r) {
+        std::int32_t& have = length[static_cast<std::size_t>(r)];
+        const std::int32_t n = std::min<std::int32_t>(step % 3 == r ? 7 : 1, kPages * kPage - have);
+        const Ids own = pool_slots(std::span(table).subspan(static_cast<std::size_t>(r * kPages),
+                                                            static_cast<std::size_t>(kPages)),
+                                   kPage, kPool, have, n);
+        slots.insert(slots.end(), own.begin(), own.end());
+        context.push_back(have);
+        cuts.push_back(cuts.back() + n);
+        for (std::int32_t t = 0; t < n; ++t) {
+          request.push_back(r);
+          rows.starts.push_back(0);
+          rows.ends.push_back(have + t + 1);
+        }
+        have += n;
+      }
+      const std::int64_t n = cuts.back();
+      Tokens in(n, kPool, 1);
+      for (std::size_t i = 0; i < request.size(); ++i) {
+        const Tokens& own = requests[static_cast<std::size_t>(request[i])];
+        const auto copy = [&](const Array& to, const Array& from) {
+          const Tensor row = to.view().rows(static_cast<std::int64_t>(i), 1);
+          std::memcpy(row.data, from.view().rows(rows.ends[i] - 1, 1).data,
+                      static_cast<std::size_t>(row.elements()) * sizeof(float));
+        };
+        copy(in.query, own.query);
+        copy(in.weights, own.weights);
+        copy(in.key, own.key);
+        copy(in.gate, own.gate);
+      }
+      append_pools({in.key,
+                    in.gate,
+                    requests[0].ape,
+                    ids_of(cuts),
+                    ids_of(context),
+                    {},
+                    ids_of(slots),
+                    kPage,
+                    PoolRounding::kOnce,
+                    open_key,
+                    open_gate,
+                    pooled},
+                   {});
+      const RowRanges seen = pool_ranges(rows, kPool);
+      const Array found(DType::kI32, {n, kTopk / kPool}), lengths(DType::kI32, {n}),
+          tokens(DType::kI32, {n, kTopk + kPool - 1});
+      IndexTopkArgs best;
+      best.index_query = in.query;
+      best.index_key = KeyView(pooled, make_tensor(table.data(), DType::kI32, {kRequests, kPages}),
+                               ids_of(request));
+      best.index_weights = in.weights;
+      best.starts = ids_of(seen.starts);
+      best.ends = ids_of(seen.ends);
+      best.topk_indices = found;
+      best.topk_lengths = lengths;
+      Scratch scratch;
+      index_topk(best, scratch.get(index_topk_workspace_bytes(best)));
+      expand_pools(
+          {found, {}, ids_of(rows.starts), ids_of(rows.ends), kPool, true, tokens, lengths}, {});
+      for (std::size_t i = 0; i < request.size(); ++i) {
+        const std::int32_t* list =
+            tokens.as<std::int32_t>() + static_cast<std::int64_t>(i) * (kTopk + kPool - 1);
+        EXPECT_EQ(
+            Ids(list, list + lengths.as<std::int32_t>()[i]),
+            whole[static_cast<std::size_t>(request[i])][static_cast<std::size_t>(rows.ends[i] - 1)])
+            << "step " << step << " row " << i;
+      }
+    }
+    EXPECT_EQ(length, (Ids{60, 60, 60}));
+  });
+}
+
 // 12 tokens, and one key of an early chunk that the last query points at; all others are orthogonal.
 TEST(PoolSelection, IndexCacheKeepsEarlierChunks) {
   for (const std::int64_t pool_size : {1, 2}) {
