@@ -286,7 +286,7 @@ TEST(AppendPools, TokenUnitIsNotPoolUnit) {
 
 // 8 pages of 16 tokens are 4 pools each: page 7 begins at row 28. A view whose geometry is older
 // than the pool size, 16 rows a page, is refused instead of read 4 times too far.
-TEST(AppendPools, GeometryOlderThanThePoolSizeIsRefused) {
+TEST(AppendPools, StaleGeometryIsRefused) {
   const Sequence sequence(DType::kF32, 16, 8, 4, 8);
   for_each_implementation(any_args(DType::kF32, 4), [&](const std::string& name) {
     sequence.pool(name);

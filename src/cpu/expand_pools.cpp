@@ -43,13 +43,19 @@ struct Bases {
   }
 };
 
+// The tokens first, ..., first + 7. Those of an int's end that nobody keeps may wrap.
+WINNOW_INLINE void store_run(std::int32_t* list, std::int64_t first) {
+  using U8 = std::uint32_t __attribute__((vector_size(32)));
+  const auto t = static_cast<std::uint32_t>(first);
+  store(list, U8{t, t, t, t, t, t, t, t} + U8{0, 1, 2, 3, 4, 5, 6, 7});
+}
+
 // Tokens [first, last) at list[count, ...), in vectors where these end within `width`.
 WINNOW_INLINE std::int64_t put(std::int32_t* list, std::int64_t count, std::int64_t width,
                                std::int64_t first, std::int64_t last) {
   const std::int64_t n = last - first;
   std::int64_t t = 0;
-  for (; t < n && count + t + 8 <= width; t += 8)
-    store(list + count + t, splat(static_cast<std::int32_t>(first + t)) + iota8());
+  for (; t < n && count + t + 8 <= width; t += 8) store_run(list + count + t, first + t);
   for (; t < n; ++t) list[count + t] = static_cast<std::int32_t>(first + t);
   return count + max64(n, 0);
 }
@@ -68,7 +74,7 @@ void expand_row(const ExpandPoolsArgs& a, std::int64_t i) {
     const std::int64_t base = base_of(pool[s * stride]);
     if (base < 0) continue;
     if (pool_size <= 8 && base >= range.start && base + pool_size <= end && count + 8 <= width) {
-      store(list + count, splat(static_cast<std::int32_t>(base)) + iota8());
+      store_run(list + count, base);
       count += pool_size;
     } else {
       count = put(list, count, width, max64(base, range.start), min64(base + pool_size, end));

@@ -18,13 +18,16 @@ namespace winnow::cpu::WINNOW_ISA {
 
 inline constexpr std::int64_t kMostPool = 64;  // tokens: their weights stay on the stack
 
+using U8 = std::uint32_t __attribute__((vector_size(32)));
+
 // x rounded to the dtype T, to nearest even.
 WINNOW_INLINE F8 round_as(F8 x, const float*) { return x; }
 WINNOW_INLINE F8 round_as(F8 x, const BF16*) {
-  const I8 u = bits_as_int(x), up = u + splat(0x7fff) + ((u >> 16) & splat(1));
-  const I8 nan = (u & splat(0x7fffffff)) > splat(0x7f800000);
-  const I8 kept = (nan & (u | splat(0x400000))) | (~nan & up);
-  return bits_as_float(kept & splat(static_cast<std::int32_t>(0xffff0000)));
+  const U8 u = load_as<U8>(&x), up = u + 0x7fffu + ((u >> 16) & 1u);  // of a NaN it may wrap
+  const I8 is_nan = (bits_as_int(x) & splat(0x7fffffff)) > splat(0x7f800000);
+  const U8 nan = load_as<U8>(&is_nan);
+  const U8 kept = ((nan & (u | 0x400000u)) | (~nan & up)) & 0xffff0000u;
+  return load_as<F8>(&kept);
 }
 #if defined(__AVX2__)
 WINNOW_INLINE __m128i to_f16_8(F8 x) { return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
@@ -42,7 +45,6 @@ WINNOW_INLINE F8 round_as(F8 x, const F16*) {
 WINNOW_INLINE void store_exact(float* p, F8 x) { store(p, x); }
 WINNOW_INLINE void store_exact(BF16* p, F8 x) {
   using U16x8 = std::uint16_t __attribute__((vector_size(16)));
-  using U8 = std::uint32_t __attribute__((vector_size(32)));
   const U16x8 halves = __builtin_convertvector(load_as<U8>(&x) >> 16, U16x8);
   store(&p->bits, halves);
 }
