@@ -24,6 +24,10 @@ class Random {
   std::uint64_t state_;
 };
 
+inline double bytes_of_tensor(const Tensor& t) {
+  return static_cast<double>(t.elements() * dtype_bytes(t.dtype));
+}
+
 // Gaussian numbers times `scale`, rounded to the tensor's dtype.
 void fill_gauss(const Tensor& t, Random& random, double scale = 1);
 

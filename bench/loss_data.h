@@ -92,8 +92,4 @@ struct AttentionData {
   }
 };
 
-inline double bytes_of_tensor(const Tensor& t) {
-  return static_cast<double>(t.elements() * dtype_bytes(t.dtype));
-}
-
 }  // namespace winnow::bench

@@ -11,7 +11,9 @@ const std::vector<Operation>& operations() {
       dense_index_loss_operation(), index_loss_operation(),
       index_scores_at_operation(),  index_scores_at_backward_operation(),
       pool_keys_operation(),        append_pools_operation(),
-      expand_pools_operation(),     training_step_operation(),
+      expand_pools_operation(),     hadamard_operation(),
+      quantise_operation(),         dequantise_operation(),
+      tile_scales_operation(),      training_step_operation(),
   };
   return all;
 }

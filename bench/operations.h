@@ -20,6 +20,10 @@ Operation index_scores_at_backward_operation();
 Operation pool_keys_operation();
 Operation append_pools_operation();
 Operation expand_pools_operation();
+Operation hadamard_operation();
+Operation quantise_operation();
+Operation dequantise_operation();
+Operation tile_scales_operation();
 Operation training_step_operation();
 
 }  // namespace winnow::bench

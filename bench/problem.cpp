@@ -63,13 +63,14 @@ const std::string& Problem::word(const std::string& name) const {
   return it->second;
 }
 
-DType Problem::dtype() const {
-  const std::string& name = word("dtype");
-  for (DType d : {DType::kF64, DType::kF32, DType::kBF16, DType::kF16}) {
-    if (name == dtype_name(d)) return d;
+DType Problem::dtype(const std::string& name) const {
+  const std::string& text = word(name);
+  for (DType d :
+       {DType::kF64, DType::kF32, DType::kBF16, DType::kF16, DType::kE4M3, DType::kE8M0}) {
+    if (text == dtype_name(d)) return d;
   }
-  fail(Status::kInvalidArgument, "problem", "dtype must be f64, f32, bf16 or f16, got \"{}\"",
-       name);
+  fail(Status::kInvalidArgument, "problem",
+       "{} must be f64, f32, bf16, f16, e4m3 or e8m0, got \"{}\"", name, text);
 }
 
 std::vector<std::string> split_problems(const std::vector<std::string>& words) {

@@ -29,7 +29,7 @@ class Problem {
   std::int64_t number(const std::string& name) const;
   const std::string& word(const std::string& name) const;
   bool flag(const std::string& name) const { return number(name) != 0; }
-  DType dtype() const;  // of the parameter "dtype"
+  DType dtype(const std::string& name = "dtype") const;
 
  private:
   std::string operation_;

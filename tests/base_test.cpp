@@ -269,7 +269,7 @@ TEST(Problems, MistakesAreNamedWithTheNearestValidName) {
   EXPECT_EQ(message_of([] { Problem::parse("index_scores rows=99999999999").number("rows"); }),
             "[problem] rows must be at most 2^31, got 99999999999");
   EXPECT_EQ(message_of([] { Problem::parse("index_scores dtype=f8").dtype(); }),
-            "[problem] dtype must be f64, f32, bf16 or f16, got \"f8\"");
+            "[problem] dtype must be f64, f32, bf16, f16, e4m3 or e8m0, got \"f8\"");
 }
 
 TEST(Problems, SizesThatNoMemoryHoldsAreRefused) {

@@ -60,6 +60,16 @@ WINNOW_INLINE F8 load(const BF16* p) {
 WINNOW_INLINE F8 load(const F16* p) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
 }
+// The four bits of exponent and the fraction of E4M3 are those of F16 with the bias 15 for 7.
+WINNOW_INLINE F8 load(const E4M3* p) {
+  const __m128i u = _mm_cvtepu8_epi16(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+  const __m128i magnitude = _mm_and_si128(u, _mm_set1_epi16(0x7f));
+  const __m128i nan =
+      _mm_and_si128(_mm_cmpeq_epi16(magnitude, _mm_set1_epi16(0x7f)), _mm_set1_epi16(0x7e00));
+  const __m128i sign = _mm_slli_epi16(_mm_andnot_si128(_mm_set1_epi16(0x7f), u), 8);
+  const __m128i half = _mm_or_si128(_mm_or_si128(sign, nan), _mm_slli_epi16(magnitude, 7));
+  return _mm256_cvtph_ps(half) * splat(256.f);
+}
 WINNOW_INLINE F8 fma(F8 a, F8 b, F8 c) { return _mm256_fmadd_ps(a, b, c); }
 WINNOW_INLINE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 WINNOW_INLINE F8 max8(F8 a, F8 b) { return _mm256_max_ps(a, b); }  // b where either is NaN
@@ -88,6 +98,7 @@ WINNOW_INLINE F8 load_converted(const T* p) {
 }
 WINNOW_INLINE F8 load(const BF16* p) { return load_converted(p); }
 WINNOW_INLINE F8 load(const F16* p) { return load_converted(p); }
+WINNOW_INLINE F8 load(const E4M3* p) { return load_converted(p); }
 WINNOW_INLINE F8 fma(F8 a, F8 b, F8 c) { return a * b + c; }
 WINNOW_INLINE float fma(float a, float b, float c) { return a * b + c; }
 WINNOW_INLINE F8 max8(F8 a, F8 b) { return a > b ? a : b; }

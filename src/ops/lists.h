@@ -23,6 +23,10 @@
   extern const Implementation<PoolKeysArgs> pool_keys_implementation;                             \
   extern const Implementation<AppendPoolsArgs> append_pools_implementation;                       \
   extern const Implementation<ExpandPoolsArgs> expand_pools_implementation;                       \
+  extern const Implementation<HadamardArgs> hadamard_implementation;                              \
+  extern const Implementation<QuantiseArgs> quantise_implementation;                              \
+  extern const Implementation<DequantiseArgs> dequantise_implementation;                          \
+  extern const Implementation<TileScalesArgs> tile_scales_implementation;                         \
   }
 
 WINNOW_DECLARE_CPU(portable)

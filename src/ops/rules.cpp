@@ -52,6 +52,41 @@ void check_data(const char* operation, std::span<const Named> inputs,
   check_not_null(operation, outputs);
 }
 
+void check_rows(const char* operation, const char* name, const Tensor& t) {
+  constexpr char kLayout[] = "[.., dim]";
+  switch (t.rank) {
+    case 2: return check_shape(operation, name, t, {-1, -1}, kLayout);
+    case 3: return check_shape(operation, name, t, {-1, -1, -1}, kLayout);
+    case 4: return check_shape(operation, name, t, {-1, -1, -1, -1}, kLayout);
+    default: return check_shape(operation, name, t, {-1}, kLayout);
+  }
+}
+
+void check_same_shape(const char* operation, const char* name, const Tensor& t,
+                      const char* like_name, const Tensor& like) {
+  check_rows(operation, name, t);
+  bool same = t.rank == like.rank;
+  for (int axis = 0; same && axis < t.rank; ++axis) same = t.shape[axis] == like.shape[axis];
+  WINNOW_CHECK(operation, same, "{} must have the shape of {}, {}, got {}", name, like_name,
+               shape_text(like), shape_text(t));
+}
+
+void check_group_scale(const char* operation, const char* name, const Tensor& scale,
+                       const char* data_name, const Tensor& data) {
+  check_rows(operation, name, scale);
+  check_dtype(operation, name, scale, {DType::kF32, DType::kE8M0});
+  bool leading = scale.rank == data.rank;
+  for (int axis = 0; leading && axis < data.rank - 1; ++axis) {
+    leading = scale.shape[axis] == data.shape[axis];
+  }
+  WINNOW_CHECK(operation, leading, "{} must have the leading axes of {}, {}, got {}", name,
+               data_name, shape_text(data), shape_text(scale));
+  const std::int64_t dim = data.shape[data.rank - 1], groups = scale.shape[scale.rank - 1];
+  WINNOW_CHECK(operation, groups >= 1 && dim >= 1 && dim % groups == 0,
+               "the groups of {} must divide the {} channels of {}, got {}", name, dim, data_name,
+               groups);
+}
+
 void check_ranges(const char* operation, const Tensor& starts, const Tensor& ends,
                   std::int64_t rows) {
   check_shape(operation, "starts", starts, {rows}, "[rows]");

@@ -28,6 +28,17 @@ void check_memory(const char* operation, std::span<const Named> inputs,
 void check_data(const char* operation, std::span<const Named> inputs,
                 std::span<const Named> outputs);
 
+// A tensor whose last axis an operation works on, row by row: [.., dim], of any rank.
+void check_rows(const char* operation, const char* name, const Tensor& t);
+
+// Another tensor of rows, of the same shape.
+void check_same_shape(const char* operation, const char* name, const Tensor& t,
+                      const char* like_name, const Tensor& like);
+
+// The scales of quantised rows: f32 or e8m0 [.., groups], where groups divides dim.
+void check_group_scale(const char* operation, const char* name, const Tensor& scale,
+                       const char* data_name, const Tensor& data);
+
 // starts and ends: int32 [rows].
 void check_ranges(const char* operation, const Tensor& starts, const Tensor& ends,
                   std::int64_t rows);

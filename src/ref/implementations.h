@@ -8,7 +8,9 @@
 #include "winnow/append_pools.h"
 #include "winnow/attention_target.h"
 #include "winnow/dense_index_loss.h"
+#include "winnow/dequantise.h"
 #include "winnow/expand_pools.h"
+#include "winnow/hadamard.h"
 #include "winnow/index_loss.h"
 #include "winnow/index_scores.h"
 #include "winnow/index_scores_at.h"
@@ -16,9 +18,11 @@
 #include "winnow/index_topk.h"
 #include "winnow/merge_attention.h"
 #include "winnow/pool_keys.h"
+#include "winnow/quantise.h"
 #include "winnow/select_topk.h"
 #include "winnow/sparse_attention.h"
 #include "winnow/sparse_attention_backward.h"
+#include "winnow/tile_scales.h"
 
 namespace winnow::ref {
 
@@ -45,5 +49,9 @@ extern const Implementation<DenseIndexLossArgs> dense_index_loss_implementation;
 extern const Implementation<PoolKeysArgs> pool_keys_implementation;
 extern const Implementation<AppendPoolsArgs> append_pools_implementation;
 extern const Implementation<ExpandPoolsArgs> expand_pools_implementation;
+extern const Implementation<HadamardArgs> hadamard_implementation;
+extern const Implementation<QuantiseArgs> quantise_implementation;
+extern const Implementation<DequantiseArgs> dequantise_implementation;
+extern const Implementation<TileScalesArgs> tile_scales_implementation;
 
 }  // namespace winnow::ref
