@@ -3,6 +3,7 @@
 
 #include <bit>
 
+#include "base/numbers.h"
 #include "base/row_offset.h"
 #include "bench/bounds.h"
 #include "bench/data.h"
@@ -11,15 +12,17 @@
 namespace winnow::bench {
 namespace {
 
-// Half a unit in the last place of a number near 1, and half the distance of subnormals.
+// The rounding to the output's dtype: half a unit in the last place of a number near 1, half the
+// distance of subnormals. f32 from f32 is the product with the scale, which is counted there.
 struct Rounding {
   double unit, least;
 };
-Rounding rounding_of(DType dtype) {
-  switch (dtype) {
+Rounding rounding_of(DType output, DType input) {
+  switch (output) {
     case DType::kBF16: return {0x1p-8, 0x1p-134};
     case DType::kF16: return {0x1p-11, 0x1p-25};
-    default: return {0, 0x1p-150};  // f32: the product with the scale is rounded, and no more
+    case DType::kF32: return {input == DType::kF64 ? 0x1p-24 : 0, 0x1p-150};
+    default: return {0, 0};
   }
 }
 
@@ -46,7 +49,7 @@ class HadamardCase : public Case {
     // Each of the dim terms passes log2(dim) additions and one product with a rounded scale; then
     // the rounding to the output's dtype.
     const double relative = gamma_of(x.dtype, std::log2(static_cast<double>(dim)) + 2);
-    const Rounding rounding = rounding_of(y.dtype);
+    const Rounding rounding = rounding_of(y.dtype, x.dtype);
     for (std::int64_t row = 0; row < row_count(x); ++row) {
       double magnitude = 0;
       for (std::int64_t i = 0; i < dim; ++i)

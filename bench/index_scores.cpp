@@ -6,6 +6,7 @@
 #include "bench/data.h"
 #include "bench/keys.h"
 #include "bench/operations.h"
+#include "bench/scales.h"
 #include "ref/index_score.h"
 
 namespace winnow::bench {
@@ -17,18 +18,22 @@ class IndexScoresCase : public Case {
       : rows_(p.number("rows")), keys_(p.number("keys")), width_(p.number("width")) {
     const std::int64_t heads = p.number("index_heads"), dim = p.number("index_dim");
     if (width_ < 0) width_ = keys_;
-    const DType wide = p.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
+    const DType dtype = data_dtype(p.word("dtype"));
+    const DType wide = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
     Random random(static_cast<std::uint64_t>(p.number("seed")));
-    query_ = Guarded(p.dtype(), {rows_, heads, dim});
-    weights_ = Guarded(wide, {rows_, heads});
+    query_ = Guarded(dtype, {rows_, heads, dim});
+    weights_ = Guarded(dtype == DType::kF64 ? wide : p.dtype("weights"), {rows_, heads});
     starts_ = Guarded(DType::kI32, {rows_});
     ends_ = Guarded(DType::kI32, {rows_});
     scores_ = Guarded(wide, {rows_, width_});
     fill_gauss(query_, random);
-    key_ = Keys(p.dtype(), rows_, keys_, {dim}, p.number("page"), random);
+    key_ = Keys(dtype, rows_, keys_, {dim}, p.number("page"), random);
     fill_gauss(weights_, random, 1 / std::sqrt(static_cast<double>(heads * dim)));
     fill_ranges(p.word("range"), keys_, 16, starts_, ends_, random);
-    args_ = {query_, key_.view(), weights_, starts_, ends_, p.flag("relu"), scores_};
+    scales_ = Scales(p.word("dtype"), query_, key_.view(), p.flag("specials"), random);
+    args_ = {
+        query_,         key_.view(), weights_,        starts_,       ends_,
+        p.flag("relu"), scores_,     scales_.query(), scales_.key(), p.flag("dot_scale") ? 0.3 : 1};
   }
 
   Explanation explain() const override { return winnow::explain(args_); }
@@ -40,10 +45,14 @@ class IndexScoresCase : public Case {
     Worst scores("index_scores"), unwritten("past the range");
     const std::int64_t heads = query_.view().shape[1], dim = query_.view().shape[2];
     // One product and `dim` additions per dot, one product and `heads` additions per score: every
-    // term w q k passes at most dim + heads + 2 roundings. ReLU is 1-Lipschitz, so it adds none.
+    // term w q k passes at most dim + heads + 2 roundings; one more with a dot_scale, one more with
+    // FP8's scale of the key. ReLU is 1-Lipschitz, so it adds none. A rounded operation whose result
+    // is subnormal is off by 2^-150 at most instead.
+    const bool fp8 = !args_.index_key_scale.empty() && args_.index_query_scale.empty();
+    const int more = (args_.dot_scale != 1 ? 1 : 0) + (fp8 ? 1 : 0);
     const double relative = args_.index_query.dtype == DType::kF64
                                 ? 1e-12
-                                : gamma(static_cast<double>(dim + heads + 2));
+                                : gamma(static_cast<double>(dim + heads + 2 + more));
     for (std::int64_t i = 0; i < rows_; ++i) {
       const RowRange range = row_range(starts_, ends_, i, key_.count());
       for (std::int64_t t = 0; t < width_; ++t) {
@@ -52,18 +61,20 @@ class IndexScoresCase : public Case {
           unwritten.add_exact(is_poison(scores_, i * width_ + t), where);
           continue;
         }
-        const ref::KeyPlace key = ref::place_of(args_.index_key, i, range.start + t);
-        double magnitude = 0;
+        const ref::ScorerKey key(args_, i, range.start + t);
+        double magnitude = 0, tiny = static_cast<double>(heads) * 0x1p-150;
         for (std::int64_t h = 0; h < heads && !key.missing(); ++h) {
           double dot = 0;
           for (std::int64_t d = 0; d < dim; ++d) {
-            dot += std::abs(ref::get(query_, i, h, d) * ref::get(key.keys, key.index, d));
+            dot += std::abs(ref::query_number(args_, i, h, d) * key.number(d));
           }
-          magnitude += std::abs(ref::get(weights_, i, h)) * dot;
+          const double weight = std::abs(ref::get(weights_, i, h));
+          magnitude += weight * args_.dot_scale * dot;
+          tiny += weight * static_cast<double>(dim + 1) * 0x1p-150;
         }
-        const double truth =
-            ref::index_score_in(query_, args_.index_key, weights_, args_.relu, i, range.start + t);
-        scores.add(ref::get(scores_, i, t), truth, relative * magnitude, where);
+        const double factor = key.missing() ? 1 : std::abs(key.factor());
+        scores.add(ref::get(scores_, i, t), ref::index_score_of(args_, i, range.start + t),
+                   factor * (relative * magnitude + tiny) + 0x1p-150, where);
       }
     }
     return {scores.comparison(), unwritten.comparison()};
@@ -82,6 +93,7 @@ class IndexScoresCase : public Case {
  private:
   std::int64_t rows_, keys_, width_;
   Keys key_;
+  Scales scales_;
   Guarded query_, weights_, starts_, ends_, scores_;
   IndexScoresArgs args_;
 };
@@ -97,7 +109,10 @@ Operation index_scores_operation() {
        {"index_heads", "64", "indexer heads"},
        {"index_dim", "128", "channels of a head"},
        {"width", "-1", "columns of the score matrix; -1: keys"},
-       {"dtype", "f32", "f64, f32, bf16 or f16"},
+       {"dtype", "f32", "f64, f32, bf16, f16, e4m3 (FP8) or mxfp8"},
+       {"weights", "f32", "f32 or bf16"},
+       {"specials", "0", "1: scales of keys hold 0, 1, 8 and NaN"},
+       {"dot_scale", "0", "1: a factor before ReLU"},
        {"range", "full", "full, causal, packed or awkward"},
        {"page", "0", "keys of a page, three requests; 0: keys in one piece"},
        {"relu", "1", "0: identity"},
@@ -116,11 +131,24 @@ Operation index_scores_operation() {
        "index_scores rows=35 keys=600 index_heads=2 index_dim=24 range=causal page=7 dtype=bf16",
        "index_scores rows=20 keys=100 index_heads=2 index_dim=8 range=packed page=64 dtype=f64",
        "index_scores rows=19 keys=50 index_heads=2 index_dim=8 page=1 dtype=f16",
+       "index_scores rows=5 keys=70 index_heads=3 index_dim=17 dtype=e4m3 range=causal",
+       "index_scores rows=40 keys=300 index_heads=2 index_dim=64 dtype=e4m3 specials=1 dot_scale=1",
+       "index_scores rows=24 keys=200 index_heads=3 index_dim=32 dtype=mxfp8 range=awkward",
+       "index_scores rows=40 keys=300 index_heads=7 index_dim=96 dtype=mxfp8 specials=1 "
+       "weights=bf16",
+       "index_scores rows=35 keys=200 index_heads=2 index_dim=40 dtype=e4m3 page=16 specials=1",
+       "index_scores rows=35 keys=200 index_heads=2 index_dim=64 dtype=mxfp8 page=7 specials=1",
+       "index_scores rows=3 keys=80 index_heads=128 index_dim=256 dtype=mxfp8 relu=0",
+       "index_scores rows=9 keys=64 index_heads=8 index_dim=16 dtype=bf16 weights=bf16 dot_scale=1",
+       "index_scores rows=0 keys=64 dtype=mxfp8",
+       "index_scores rows=3 keys=0 dtype=e4m3",
        "index_scores rows=0 keys=64 index_heads=8 index_dim=16",
        "index_scores rows=3 keys=0 index_heads=8 index_dim=16"},
       {"index_scores rows=16 keys=32768 dtype=bf16", "index_scores rows=16 keys=32768",
        "index_scores rows=4 keys=32768 dtype=bf16", "index_scores rows=1 keys=32768 dtype=bf16",
-       "index_scores rows=16 keys=32768 dtype=bf16 page=64"}};
+       "index_scores rows=16 keys=32768 dtype=bf16 page=64",
+       "index_scores rows=16 keys=32768 dtype=e4m3", "index_scores rows=16 keys=32768 dtype=mxfp8",
+       "index_scores rows=1 keys=32768 dtype=e4m3", "index_scores rows=1 keys=32768 dtype=mxfp8"}};
 }
 
 }  // namespace winnow::bench

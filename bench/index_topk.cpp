@@ -10,6 +10,7 @@
 #include "bench/data.h"
 #include "bench/keys.h"
 #include "bench/operations.h"
+#include "bench/scales.h"
 #include "bench/selection.h"
 #include "ref/implementations.h"
 #include "winnow/index_scores.h"
@@ -22,21 +23,26 @@ class IndexTopkCase : public Case {
   explicit IndexTopkCase(const Problem& p)
       : rows_(p.number("rows")), keys_(p.number("keys")), topk_(p.number("topk")) {
     const std::int64_t heads = p.number("index_heads"), dim = p.number("index_dim");
-    const DType wide = p.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
+    const DType dtype = data_dtype(p.word("dtype"));
+    const DType wide = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
     Random random(static_cast<std::uint64_t>(p.number("seed")));
-    query_ = Guarded(p.dtype(), {rows_, heads, dim});
-    weights_ = Guarded(wide, {rows_, heads});
+    query_ = Guarded(dtype, {rows_, heads, dim});
+    weights_ = Guarded(dtype == DType::kF64 ? wide : p.dtype("weights"), {rows_, heads});
     starts_ = Guarded(DType::kI32, {rows_});
     ends_ = Guarded(DType::kI32, {rows_});
     fill_gauss(query_, random);
-    key_ = Keys(p.dtype(), rows_, keys_, {dim}, p.number("page"), random);
+    key_ = Keys(dtype, rows_, keys_, {dim}, p.number("page"), random);
     fill_gauss(weights_, random, 1 / std::sqrt(static_cast<double>(heads * dim)));
     fill_ranges(p.word("range"), keys_, topk_, starts_, ends_, random);
     if (p.flag("specials")) add_specials(random);
+    scales_ = Scales(p.word("dtype"), query_, key_.view(), p.flag("specials"), random);
     output_ = SelectionOutput(rows_, topk_, wide, p.flag("scores"));
     truth_ = SelectionOutput(rows_, topk_, wide, p.flag("scores"));
     args_ = {query_,         key_.view(),     weights_,        starts_,       ends_,
              p.flag("relu"), output_.indices, output_.lengths, output_.scores};
+    args_.index_query_scale = scales_.query();
+    args_.index_key_scale = scales_.key();
+    if (p.flag("dot_scale")) args_.dot_scale = 0.3;
   }
 
   Explanation explain() const override { return winnow::explain(args_); }
@@ -45,9 +51,13 @@ class IndexTopkCase : public Case {
   std::vector<Tensor> outputs() const override { return output_.tensors(); }
 
   std::vector<Comparison> compare() override {
-    const Guarded scores(args_.index_weights.dtype, {rows_, key_.count()});
-    const IndexScoresArgs score_args = {query_, key_.view(), weights_, starts_,
-                                        ends_,  args_.relu,  scores};
+    const Guarded scores(query_.view().dtype == DType::kF64 ? DType::kF64 : DType::kF32,
+                         {rows_, key_.count()});
+    IndexScoresArgs score_args = {query_, key_.view(), weights_, starts_,
+                                  ends_,  args_.relu,  scores};
+    score_args.index_query_scale = scales_.query();
+    score_args.index_key_scale = scales_.key();
+    score_args.dot_scale = args_.dot_scale;
     pin_implementation("index_scores", last_implementation("index_topk"));
     try {
       const Guarded workspace(DType::kU8, {index_scores_workspace_bytes(score_args)});
@@ -101,6 +111,7 @@ class IndexTopkCase : public Case {
 
   std::int64_t rows_, keys_, topk_;
   Keys key_;
+  Scales scales_;
   Guarded query_, weights_, starts_, ends_;
   SelectionOutput output_, truth_;
   IndexTopkArgs args_;
@@ -117,7 +128,9 @@ Operation index_topk_operation() {
        {"index_heads", "64", "indexer heads"},
        {"index_dim", "128", "channels of a head"},
        {"topk", "64", "keys to select"},
-       {"dtype", "f32", "f64, f32, bf16 or f16"},
+       {"dtype", "f32", "f64, f32, bf16, f16, e4m3 (FP8) or mxfp8"},
+       {"weights", "f32", "f32 or bf16"},
+       {"dot_scale", "0", "1: a factor before ReLU"},
        {"range", "full", "full, causal, packed or awkward"},
        {"page", "0", "keys of a page, three requests; 0: keys in one piece"},
        {"relu", "1", "0: identity"},
@@ -142,11 +155,19 @@ Operation index_topk_operation() {
        "index_topk rows=37 keys=90 index_heads=1 index_dim=1 topk=5 range=awkward dtype=f64 page=1",
        "index_topk rows=6 keys=50 index_heads=4 index_dim=8 topk=8 dtype=f64 range=causal",
        "index_topk rows=4 keys=64 index_heads=4 index_dim=8 topk=70000 scores=0",
+       "index_topk rows=36 keys=200 index_heads=3 index_dim=17 topk=16 range=awkward dtype=e4m3",
+       "index_topk rows=20 keys=5000 index_heads=1 index_dim=32 topk=257 range=packed specials=1 "
+       "dtype=mxfp8 weights=bf16",
+       "index_topk rows=20 keys=900 index_heads=2 index_dim=64 topk=33 specials=1 dtype=e4m3 "
+       "page=64",
+       "index_topk rows=1 keys=9000 index_heads=2 index_dim=64 topk=300 dtype=mxfp8 page=37 "
+       "dot_scale=1",
        "index_topk rows=0 keys=64 index_heads=8 index_dim=16",
        "index_topk rows=3 keys=0 index_heads=8 index_dim=16"},
       {"index_topk rows=16 keys=32768 topk=2048 dtype=bf16",
        "index_topk rows=1 keys=32768 topk=2048 dtype=bf16",
-       "index_topk rows=16 keys=32768 topk=2048 dtype=bf16 page=64"}};
+       "index_topk rows=16 keys=32768 topk=2048 dtype=bf16 page=64",
+       "index_topk rows=16 keys=32768 topk=2048 dtype=mxfp8"}};
 }
 
 }  // namespace winnow::bench

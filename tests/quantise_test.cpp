@@ -195,7 +195,7 @@ TEST(Quantise, RefusesWhatTheRuleDoesNotSay) {
   EXPECT_EQ(message({x, true, 0, data, other}),
             "[quantise] scale must have the leading axes of input, f32 [2, 64], got f32 [3, 2]");
   EXPECT_EQ(message({x, true, -1, data, scale}),
-            "[quantise] amax_floor must be from 0 to 1e+30, got -1");
+            "[quantise] amax_floor must be from 0 to 1e30, got -1");
   EXPECT_EQ(message({x, true, 0, x, scale}), "[quantise] data must be of dtype e4m3, got f32");
   EXPECT_EQ(message({data, true, 0, data, scale}),
             "[quantise] input must be of dtype f32, bf16, f16, got e4m3");

@@ -14,7 +14,7 @@ namespace winnow {
 struct IndexScoresAtArgs {
   Tensor index_query;    // [rows, index_heads, index_dim] f64 | f32 | bf16 | f16
   Tensor index_key;      // [keys, index_dim], dtype of index_query
-  Tensor index_weights;  // [rows, index_heads] f32 (f64 with f64)
+  Tensor index_weights;  // [rows, index_heads] f32 | bf16 (f64 with f64)
   Tensor topk_indices;   // int32 [rows, topk]
   Tensor starts;         // int32 [rows]
   Tensor ends;           // int32 [rows]

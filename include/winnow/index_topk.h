@@ -14,15 +14,20 @@
 namespace winnow {
 
 struct IndexTopkArgs {
-  Tensor index_query;    // [rows, index_heads, index_dim] f64 | f32 | bf16 | f16, after RoPE
+  Tensor index_query;    // [rows, index_heads, index_dim] f64 | f32 | bf16 | f16 | e4m3
   KeyView index_key;     // [keys, index_dim] or pages, dtype of index_query
-  Tensor index_weights;  // [rows, index_heads] f32 (f64 with f64), scaled
+  Tensor index_weights;  // [rows, index_heads] f32 | bf16 (f64 with f64), scaled
   Tensor starts;         // int32 [rows]
   Tensor ends;           // int32 [rows]
   bool relu = true;      // false: the identity in place of ReLU
   Tensor topk_indices;   // out: int32 [rows, topk], topk >= 1
   Tensor topk_lengths;   // out: int32 [rows]
   Tensor topk_scores;  // out, may be left out: f32 (f64 with f64) [rows, topk], -inf after the last
+
+  // As in index_scores.h:
+  Tensor index_query_scale{};  // MXFP8: e8m0 [rows, index_heads, index_dim / 32]
+  Tensor index_key_scale{};    // FP8: f32 [keys]; MXFP8: e8m0 [keys, index_dim / 32]
+  double dot_scale = 1;
 };
 
 void index_topk(const IndexTopkArgs& args, Workspace workspace);

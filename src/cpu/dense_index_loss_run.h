@@ -212,7 +212,7 @@ void score_block(const DenseIndexLossArgs& a, const DenseLossPlan& p, const Dens
       if (run.visible(r, tile.key + at, kPanel) == 0) continue;
       Prefetcher nothing(0);
       score_panel(run.tiles + r * p.tile_floats(), run.weights + r * p.index_heads, tiles,
-                  a.relu ? 0.f : -__builtin_inff(), p.dim, own.panel, nothing, 0,
+                  Activation(a.relu), p.dim, own.panel, nothing, 0,
                   run.score + r * tile.count + at);
     }
   }

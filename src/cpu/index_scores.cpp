@@ -15,7 +15,8 @@ namespace {
 constexpr std::int64_t kSpan = 4096;  // keys of a task
 
 ScorerInputs inputs(const IndexScoresArgs& a) {
-  return {a.index_query, a.index_key, a.index_weights, a.starts, a.ends, a.relu};
+  return {a.index_query, a.index_key,         a.index_weights,   a.starts,   a.ends,
+          a.relu,        a.index_query_scale, a.index_key_scale, a.dot_scale};
 }
 ScorerPlan plan_of(const IndexScoresArgs& a) { return {inputs(a), ScorerPlan::kMaxRows}; }
 

@@ -63,10 +63,9 @@ void score_slots(const IndexScoresAtArgs& a, std::int64_t i, std::int64_t first,
 
   const Tiles tiles(static_cast<int>(heads));
   pack_heads(a.index_query, i, tiles, own.tiles);
-  const float* weights = a.index_weights.as<float>() + i * a.index_weights.strides[0];
-  for (std::int64_t h = 0; h < heads; ++h) own.weights[h] = weights[h * a.index_weights.strides[1]];
+  pack_weights(a.index_weights, i, own.weights);
 
-  const float floor = a.relu ? 0.f : -__builtin_inff();
+  const Activation activation(a.relu);
   const KeyRows<T> keys(a.index_key);
   const Slots slots = {own.id, 0, count};
   const std::int64_t key_bytes = dim * static_cast<std::int64_t>(sizeof(T));
@@ -80,7 +79,7 @@ void score_slots(const IndexScoresAtArgs& a, std::int64_t i, std::int64_t first,
       ahead.add(keys[own.id[n]]);
     }
     float scores[kPanel];
-    score_panel(own.tiles, own.weights, tiles, floor, dim, own.panel, ahead, lines, scores);
+    score_panel(own.tiles, own.weights, tiles, activation, dim, own.panel, ahead, lines, scores);
     for (std::int64_t n = s; n < min64(count, s + kPanel); ++n) {
       out[own.slot[n] * out_stride] = scores[n - s];
     }

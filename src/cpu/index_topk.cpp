@@ -22,7 +22,8 @@ constexpr std::int64_t kLeastSpan = 1024;         // keys
 constexpr std::int64_t kStreamBytes = 4ll << 20;  // of all streams of a worker, about
 
 ScorerInputs inputs(const IndexTopkArgs& a) {
-  return {a.index_query, a.index_key, a.index_weights, a.starts, a.ends, a.relu};
+  return {a.index_query, a.index_key,         a.index_weights,   a.starts,   a.ends,
+          a.relu,        a.index_query_scale, a.index_key_scale, a.dot_scale};
 }
 
 Refusal refuse(const IndexTopkArgs& a) {

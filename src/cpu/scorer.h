@@ -5,6 +5,8 @@
 //   weight are applied to the accumulators in registers, and the sum over heads stays in two
 //   registers: no [heads, keys] product exists in memory. Rows whose ranges overlap share the
 //   packed keys, in blocks of 256 keys: with a group of rows (128 KiB of tiles) they stay in L2.
+// E4M3: codes become f32 at packing, and with MXFP8 their scales are multiplied in there, which is
+//   exact. FP8's scale of a key multiplies its finished scores.
 // Order: dot = one FMA chain over d ascending from +0; score = one FMA chain over h ascending from
 //   +0 of (w[h], relu(dot[h])). Nothing else enters: neither the place of a row or key in a block,
 //   nor the other rows, nor the split into tasks can change a bit. ReLU keeps NaN.
@@ -19,6 +21,7 @@
 #include "base/parallel.h"
 #include "base/row_range.h"
 #include "cpu/key_locator.h"
+#include "cpu/scorer_scales.h"
 #include "cpu/tile.h"
 
 namespace winnow::cpu::WINNOW_ISA {
@@ -34,6 +37,11 @@ struct ScorerInputs {
   KeyView key;
   Tensor weights, starts, ends;
   bool relu;
+  Tensor query_scale{}, key_scale{};  // index_scores.h
+  double dot_scale = 1;
+
+  bool mxfp8() const { return !query_scale.empty(); }
+  bool fp8() const { return !key_scale.empty() && query_scale.empty(); }
 
   RowRange range(std::int64_t row) const { return row_range(starts, ends, row, key.keys()); }
 };
@@ -43,6 +51,9 @@ inline const char* refuse_scorer(const ScorerInputs& in) {
   if (in.query.dtype == DType::kF64) return "f64 is left to the reference";
   if (!has_unit_stride(in.query) || !has_unit_stride(in.key.data)) {
     return "index_query and index_key must have stride 1 on their last axis";
+  }
+  if (in.mxfp8() && !(has_unit_stride(in.query_scale) && has_unit_stride(in.key_scale))) {
+    return "scales of MXFP8 must have stride 1 on their last axis";
   }
   return "";
 }
@@ -78,16 +89,29 @@ struct ScorerScratch {
         scores(carve.take<float>(plan.group * ScorerPlan::kBlock)) {}
 };
 
-// The heads of one row as tiles, one after the other.
+// The heads of one row as tiles, one after the other; `scale` of MXFP8 may be left out.
 __attribute__((noinline)) inline void pack_heads(const Tensor& query, std::int64_t row, Tiles tiles,
-                                                 float* out) {
+                                                 float* out, const Tensor& scale = Tensor()) {
   const std::int64_t dim = query.shape[2], stride = query.strides[1];
-  with_element(query.dtype, [&]<class T>(const T*) {
+  with_scorer_element(query.dtype, [&]<class T>(const T*) {
     const T* heads = query.as<T>() + row * query.strides[0];
     for (int t = 0; t < tiles.count; ++t) {
-      pack_tile(heads + tiles.first(t) * stride, stride, tiles.rows(t), dim,
-                out + tiles.first(t) * dim);
+      float* tile = out + tiles.first(t) * dim;
+      pack_tile(heads + tiles.first(t) * stride, stride, tiles.rows(t), dim, tile);
+      if (scale.empty()) continue;
+      const E8M0* scales = scale.as<E8M0>() + row * scale.strides[0];
+      scale_tile(scales + tiles.first(t) * scale.strides[1], scale.strides[1], tiles.rows(t), dim,
+                 tile);
     }
+  });
+}
+
+// The weights of one row, f32 or bf16.
+inline void pack_weights(const Tensor& weights, std::int64_t row, float* out) {
+  const std::int64_t heads = weights.shape[1], stride = weights.strides[1];
+  with_element(weights.dtype, [&]<class T>(const T*) {
+    const T* w = weights.as<T>() + row * weights.strides[0];
+    for (std::int64_t h = 0; h < heads; ++h) out[h] = to_float(w[h * stride]);
   });
 }
 
@@ -108,7 +132,7 @@ __attribute__((noinline)) inline unsigned pack_keys(const KeyLocator& keys, DTyp
   for (std::int64_t i = 0; i < kPanel; ++i) {
     if (i >= count || address[i] == nullptr) address[i] = there;
   }
-  with_element(dtype, [&]<class T>(const T*) {
+  with_scorer_element(dtype, [&]<class T>(const T*) {
     const T* row[kPanel];
     for (int i = 0; i < kPanel; ++i) row[i] = reinterpret_cast<const T*>(address[i]);
     pack_panel(row, dim, out);
@@ -116,12 +140,41 @@ __attribute__((noinline)) inline unsigned pack_keys(const KeyLocator& keys, DTyp
   return missing;
 }
 
-// 16 scores of one row. `floor`: 0 for ReLU, -inf for none. `ahead` fetches the next keys
-// meanwhile, `lines` cache lines per tile.
+// Scales of `count` keys: of MXFP8 into their panel, of FP8 into `factor`. Missing keys have some.
+inline void apply_key_scales(const ScorerInputs& in, const KeyLocator& scales, std::int64_t first,
+                             std::int64_t count, std::int64_t dim, float* panel, float* factor) {
+  const char* address[kPanel];
+  scales.locate(first, count, address);
+  if (in.fp8()) {
+    for (std::int64_t i = 0; i < count; ++i) {
+      factor[i] = address[i] != nullptr ? *reinterpret_cast<const float*>(address[i]) : 0;
+    }
+    return;
+  }
+  const char* there = nullptr;
+  for (std::int64_t i = 0; i < count; ++i) there = address[i] != nullptr ? address[i] : there;
+  if (there == nullptr) return;
+  const E8M0* scale[kPanel];
+  for (std::int64_t i = 0; i < kPanel; ++i) {
+    const char* own = i < count && address[i] != nullptr ? address[i] : there;
+    scale[i] = reinterpret_cast<const E8M0*>(own);
+  }
+  scale_panel(scale, dim, panel);
+}
+
+// What happens to q . k before the head's weight.
+struct Activation {
+  float scale;  // the factor
+  float floor;  // 0 for ReLU, -inf for none
+  explicit Activation(bool relu, double dot_scale = 1)
+      : scale(static_cast<float>(dot_scale)), floor(relu ? 0.f : -__builtin_inff()) {}
+};
+
+// 16 scores of one row. `ahead` fetches the next keys meanwhile, `lines` cache lines per tile.
 __attribute__((noinline)) inline void score_panel(const float* tile, const float* weights,
-                                                  Tiles tiles, float floor, std::int64_t dim,
-                                                  const float* panel, Prefetcher& ahead, int lines,
-                                                  float* out) {
+                                                  Tiles tiles, Activation activation,
+                                                  std::int64_t dim, const float* panel,
+                                                  Prefetcher& ahead, int lines, float* out) {
   Wide score = zero16();
   for (int t = 0; t < tiles.count; ++t) {
     const int heads = tiles.rows(t);
@@ -132,7 +185,13 @@ __attribute__((noinline)) inline void score_panel(const float* tile, const float
 #pragma GCC unroll 16
           for (int h = 0; h < kHeads; ++h) dot[h] = zero16();
           multiply_tile<kHeads>(tile, kHeads, 1, panel, dim, dot);
-          const Wide least = splat16(floor);
+          if (activation.scale != 1) {
+#pragma GCC unroll 16
+            for (int h = 0; h < kHeads; ++h) {
+              dot[h] = multiply(dot[h], splat16(activation.scale));
+            }
+          }
+          const Wide least = splat16(activation.floor);
 #pragma GCC unroll 16
           for (int h = 0; h < kHeads; ++h) {  // NaN stays: max16 gives its second operand
             score = fma(splat16(weights[h]), max16(least, dot[h]), score);
@@ -147,13 +206,13 @@ __attribute__((noinline)) inline void score_panel(const float* tile, const float
 // Scores rows [first, last) of a task, all of one request, against the keys of `visible`.
 template <class Sink>
 void score_run(const ScorerInputs& in, const ScorerPlan& plan, const ScorerScratch& scratch,
-               const KeyLocator& keys, std::int64_t first, std::int64_t last,
-               const RowRange* visible, Sink&& sink) {
+               const KeyLocator& keys, const KeyLocator& scales, std::int64_t first,
+               std::int64_t last, const RowRange* visible, Sink&& sink) {
   constexpr std::int64_t kBlock = ScorerPlan::kBlock;
   const std::int64_t dim = plan.dim, key_count = in.key.keys();
   const DType dtype = in.key.data.dtype;
   const std::int64_t key_bytes = dim * dtype_bytes(dtype);
-  const float floor = in.relu ? 0 : -__builtin_inff();
+  const Activation activation(in.relu, in.dot_scale);
   const Tiles tiles(static_cast<int>(plan.heads));
 
   // The next key that any row sees, then the rows that see a key of its block.
@@ -171,6 +230,7 @@ void score_run(const ScorerInputs& in, const ScorerPlan& plan, const ScorerScrat
     }
 
     unsigned missing[kBlock / kPanel], any_missing = 0;  // lanes of the block's panels
+    float factor[kBlock];                                // FP8: of the block's keys
     for (std::int64_t g = 0; g < active; g += plan.group) {
       const std::int64_t group_end = min64(active, g + plan.group);
       // One group: each panel is used at once and written over. More: the block is kept.
@@ -183,6 +243,10 @@ void score_run(const ScorerInputs& in, const ScorerPlan& plan, const ScorerScrat
         if (g == 0) {
           missing[p] = pack_keys(keys, dtype, key, min64(kPanel, end - key), dim, panel);
           any_missing |= missing[p];
+          if (!in.key_scale.empty()) {
+            apply_key_scales(in, scales, key, min64(kPanel, end - key), dim, panel,
+                             factor + p * kPanel);
+          }
           const char* next[kPanel];
           const std::int64_t next_count = min64(kPanel, key_count - key - kPanel);
           if (next_count > 0) keys.locate(key + kPanel, next_count, next);
@@ -194,7 +258,7 @@ void score_run(const ScorerInputs& in, const ScorerPlan& plan, const ScorerScrat
           const std::int64_t r = row_of[a];
           if (visible[r].end <= key || visible[r].start >= key + kPanel) continue;
           score_panel(scratch.tiles + r * plan.row_floats(), scratch.weights + r * plan.heads,
-                      tiles, floor, dim, panel, ahead, lines,
+                      tiles, activation, dim, panel, ahead, lines,
                       scratch.scores + (a - g) * kBlock + p * kPanel);
         }
       }
@@ -202,6 +266,7 @@ void score_run(const ScorerInputs& in, const ScorerPlan& plan, const ScorerScrat
         const std::int64_t r = row_of[a];
         const std::int64_t from = max64(begin, visible[r].start);
         float* scores = scratch.scores + (a - g) * kBlock;
+        for (std::int64_t i = 0; in.fp8() && i < end - begin; ++i) scores[i] *= factor[i];
         for (std::int64_t i = 0; any_missing != 0 && i < end - begin; ++i) {
           if ((missing[i / kPanel] >> (i % kPanel) & 1u) != 0) scores[i] = __builtin_nanf("");
         }
@@ -223,17 +288,16 @@ void score_rows(const ScorerInputs& in, const ScorerPlan& plan, const ScorerScra
   for (std::int64_t r = 0; r < row_count; ++r) {
     if (visible[r].length() == 0) continue;
     const std::int64_t row = first_row + r;
-    pack_heads(in.query, row, tiles, scratch.tiles + r * plan.row_floats());
-    const float* weights = in.weights.as<float>() + row * in.weights.strides[0];
-    for (std::int64_t h = 0; h < plan.heads; ++h) {
-      scratch.weights[r * plan.heads + h] = weights[h * in.weights.strides[1]];
-    }
+    pack_heads(in.query, row, tiles, scratch.tiles + r * plan.row_floats(), in.query_scale);
+    pack_weights(in.weights, row, scratch.weights + r * plan.heads);
   }
   // Key tiles are shared by rows of one request.
   for (std::int64_t first = 0, last = 0; first < row_count; first = last) {
     const std::int64_t request = request_of(in.key, first_row + first);
     while (last < row_count && request_of(in.key, first_row + last) == request) ++last;
-    score_run(in, plan, scratch, KeyLocator(in.key, first_row + first), first, last, visible, sink);
+    const KeyLocator keys(in.key, first_row + first);
+    const KeyLocator scales(in.key, in.key_scale, first_row + first);
+    score_run(in, plan, scratch, keys, scales, first, last, visible, sink);
   }
 }
 

@@ -27,7 +27,7 @@ auto outputs_of(const IndexScoresAtArgs& a) {
 }
 
 void check(const IndexScoresAtArgs& a) {
-  ops::check_indexer(kName, a.index_query, a.index_key, a.index_weights, a.starts, a.ends);
+  ops::check_indexer(kName, a.index_query, a.index_key, a.index_weights, a.starts, a.ends, true);
   const std::int64_t rows = a.index_query.shape[0];
   ops::check_indices(kName, a.topk_indices, rows);
   ops::check_tensor(kName, "topk_scores", a.topk_scores, ops::wide_dtype(a.index_query.dtype),

@@ -21,7 +21,9 @@ auto inputs_of(const IndexTopkArgs& a) {
                     ops::Named{"row_request", a.index_key.row_request},
                     ops::Named{"index_weights", a.index_weights},
                     ops::Named{"starts", a.starts},
-                    ops::Named{"ends", a.ends}};
+                    ops::Named{"ends", a.ends},
+                    ops::Named{"index_query_scale", a.index_query_scale},
+                    ops::Named{"index_key_scale", a.index_key_scale}};
 }
 auto outputs_of(const IndexTopkArgs& a) {
   return std::array{ops::Named{"topk_indices", a.topk_indices},
@@ -30,7 +32,8 @@ auto outputs_of(const IndexTopkArgs& a) {
 }
 
 void check(const IndexTopkArgs& a) {
-  ops::check_indexer(kName, a.index_query, a.index_key, a.index_weights, a.starts, a.ends);
+  ops::check_scorer(kName, a.index_query, a.index_key, a.index_weights, a.starts, a.ends,
+                    {a.index_query_scale, a.index_key_scale, a.dot_scale});
   ops::check_selection(kName, a.topk_indices, a.topk_lengths, a.topk_scores,
                        ops::wide_dtype(a.index_query.dtype), a.index_query.shape[0]);
   ops::check_memory(kName, inputs_of(a), outputs_of(a));

@@ -115,22 +115,85 @@ void check_keys(const char* operation, const char* name, const KeyView& keys, DT
   check_tensor(operation, "row_request", keys.row_request, DType::kI32, {rows}, "[rows]");
 }
 
-void check_indexer(const char* operation, const Tensor& index_query, const KeyView& index_key,
-                   const Tensor& index_weights, const Tensor& starts, const Tensor& ends) {
+namespace {
+
+// What check_indexer and check_scorer have in common.
+void check_indexer_shapes(const char* operation, const Tensor& index_query,
+                          const KeyView& index_key, const Tensor& index_weights,
+                          const Tensor& starts, const Tensor& ends, bool bf16_weights) {
   check_shape(operation, "index_query", index_query, {-1, -1, -1},
               "[rows, index_heads, index_dim]");
   const std::int64_t rows = index_query.shape[0], heads = index_query.shape[1],
                      dim = index_query.shape[2];
-  check_dtype(operation, "index_query", index_query,
-              {DType::kF64, DType::kF32, DType::kBF16, DType::kF16});
   WINNOW_CHECK(operation, heads >= 1 && dim >= 1,
                "index_query needs at least one head and one channel, got {}",
                shape_text(index_query));
   check_keys(operation, "index_key", index_key, index_query.dtype, {-1, dim}, "[keys, index_dim]",
              {-1, -1, dim}, "[pages, page_size, index_dim]", rows);
   check_shape(operation, "index_weights", index_weights, {rows, heads}, "[rows, index_heads]");
-  check_dtype(operation, "index_weights", index_weights, {wide_dtype(index_query.dtype)});
+  if (bf16_weights && index_query.dtype != DType::kF64) {
+    check_dtype(operation, "index_weights", index_weights, {DType::kF32, DType::kBF16});
+  } else {
+    check_dtype(operation, "index_weights", index_weights, {wide_dtype(index_query.dtype)});
+  }
   check_ranges(operation, starts, ends, rows);
+}
+
+}  // namespace
+
+void check_indexer(const char* operation, const Tensor& index_query, const KeyView& index_key,
+                   const Tensor& index_weights, const Tensor& starts, const Tensor& ends,
+                   bool bf16_weights) {
+  check_dtype(operation, "index_query", index_query,
+              {DType::kF64, DType::kF32, DType::kBF16, DType::kF16});
+  check_indexer_shapes(operation, index_query, index_key, index_weights, starts, ends,
+                       bf16_weights);
+}
+
+void check_scorer(const char* operation, const Tensor& index_query, const KeyView& index_key,
+                  const Tensor& index_weights, const Tensor& starts, const Tensor& ends,
+                  const ScorerScales& scales) {
+  const auto& [query_scale, key_scale, dot_scale] = scales;
+  check_dtype(operation, "index_query", index_query,
+              {DType::kF64, DType::kF32, DType::kBF16, DType::kF16, DType::kE4M3});
+  check_indexer_shapes(operation, index_query, index_key, index_weights, starts, ends, true);
+  WINNOW_CHECK(operation, std::isfinite(dot_scale) && dot_scale > 0,
+               "dot_scale must be positive and finite, got {}", dot_scale);
+  if (index_query.dtype != DType::kE4M3) {
+    WINNOW_CHECK(
+        operation, query_scale.empty() && key_scale.empty(),
+        "index_query_scale and index_key_scale must be left out where index_query is {}, got "
+        "{} and {}",
+        dtype_name(index_query.dtype), shape_text(query_scale), shape_text(key_scale));
+    return;
+  }
+  WINNOW_CHECK(operation, !key_scale.empty(),
+               "index_query in e4m3 needs index_key_scale: f32 of each key (FP8), or e8m0 of 32 "
+               "channels beside index_query_scale (MXFP8), got nothing");
+  const std::int64_t dim = index_query.shape[2], groups = dim / 32;
+  const auto& keys = index_key.data.shape;
+  const char* name = "index_key_scale";
+  if (query_scale.empty()) {
+    if (index_key.paged()) {
+      check_shape(operation, name, key_scale, {keys[0], keys[1]}, "[pages, page_size]");
+    } else {
+      check_shape(operation, name, key_scale, {keys[0]}, "[keys]");
+    }
+    check_dtype(operation, name, key_scale, {DType::kF32});
+    return;
+  }
+  WINNOW_CHECK(operation, dim % 32 == 0, "MXFP8 needs index_dim to be a multiple of 32, got {}",
+               dim);
+  check_tensor(operation, "index_query_scale", query_scale, DType::kE8M0,
+               {index_query.shape[0], index_query.shape[1], groups},
+               "[rows, index_heads, index_dim / 32]");
+  if (index_key.paged()) {
+    check_shape(operation, name, key_scale, {keys[0], keys[1], groups},
+                "[pages, page_size, index_dim / 32]");
+  } else {
+    check_shape(operation, name, key_scale, {keys[0], groups}, "[keys, index_dim / 32]");
+  }
+  check_dtype(operation, name, key_scale, {DType::kE8M0});
 }
 
 void check_gated_keys(const char* operation, const Tensor& index_key, const Tensor& gate,

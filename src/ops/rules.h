@@ -52,9 +52,19 @@ void check_keys(const char* operation, const char* name, const KeyView& keys, DT
                 std::int64_t rows);
 
 // index_query [rows, index_heads, index_dim], index_key of [index_dim], index_weights
-// [rows, index_heads] and the ranges.
+// [rows, index_heads] and the ranges. The weights are f32 (f64), or bf16 where that is allowed.
 void check_indexer(const char* operation, const Tensor& index_query, const KeyView& index_key,
-                   const Tensor& index_weights, const Tensor& starts, const Tensor& ends);
+                   const Tensor& index_weights, const Tensor& starts, const Tensor& ends,
+                   bool bf16_weights = false);
+
+// The same of operations that score in FP8 and MXFP8 too.
+struct ScorerScales {
+  const Tensor &index_query_scale, &index_key_scale;
+  double dot_scale;
+};
+void check_scorer(const char* operation, const Tensor& index_query, const KeyView& index_key,
+                  const Tensor& index_weights, const Tensor& starts, const Tensor& ends,
+                  const ScorerScales& scales);
 
 // What is pooled: index_key and gate [keys, index_dim], ape [pool_size, index_dim] with at least one
 // token. `layout` is the text of the first two.

@@ -27,12 +27,51 @@ inline double index_score(const Tensor& q, const Tensor& k, const Tensor& w, boo
   return score;
 }
 
-// The same of a key view; NaN where the key is missing.
-inline double index_score_in(const Tensor& q, const KeyView& k, const Tensor& w, bool relu,
-                             std::int64_t i, std::int64_t j) {
-  const KeyPlace place = place_of(k, i, j);
-  if (place.missing()) return std::numeric_limits<double>::quiet_NaN();
-  return index_score(q, place.keys, w, relu, i, place.index);
+// The scorer's inputs as numbers. In MXFP8 a number is code * power of two, as f32 holds it.
+template <class Args>
+double query_number(const Args& a, std::int64_t i, std::int64_t h, std::int64_t d) {
+  const double code = get(a.index_query, i, h, d);
+  if (a.index_query_scale.empty()) return code;
+  return static_cast<float>(code * get(a.index_query_scale, i, h, d / 32));
+}
+
+// A key of a view with its scales.
+template <class Args>
+struct ScorerKey {
+  const Args& a;
+  KeyPlace key, scale;
+  ScorerKey(const Args& args, std::int64_t i, std::int64_t j)
+      : a(args), key(place_of(args.index_key, i, j)) {
+    if (!a.index_key_scale.empty()) scale = place_of(a.index_key, a.index_key_scale, i, j);
+  }
+  bool missing() const { return key.missing(); }
+  double number(std::int64_t d) const {
+    const double code = get(key.keys, key.index, d);
+    if (a.index_query_scale.empty()) return code;
+    return static_cast<float>(code * get(scale.keys, scale.index, d / 32));
+  }
+  // What multiplies the finished score: FP8's scale of the key.
+  double factor() const {
+    const bool fp8 = !a.index_key_scale.empty() && a.index_query_scale.empty();
+    return fp8 ? get(scale.keys, scale.index) : 1;
+  }
+};
+
+// The score of key j for row i of a call of index_scores or index_topk; NaN where it is missing.
+template <class Args>
+double index_score_of(const Args& a, std::int64_t i, std::int64_t j) {
+  const ScorerKey<Args> key(a, i, j);
+  if (key.missing()) return std::numeric_limits<double>::quiet_NaN();
+  const double dot_scale = static_cast<float>(a.dot_scale);
+  double score = 0;
+  for (std::int64_t h = 0; h < a.index_query.shape[1]; ++h) {
+    double dot = 0;
+    for (std::int64_t d = 0; d < a.index_query.shape[2]; ++d) {
+      dot += query_number(a, i, h, d) * key.number(d);
+    }
+    score += get(a.index_weights, i, h) * activate(dot_scale * dot, a.relu);
+  }
+  return key.factor() * score;
 }
 
 }  // namespace winnow::ref

@@ -11,8 +11,7 @@ void run(const IndexScoresArgs& a, Workspace) {
   for (std::int64_t i = 0; i < rows; ++i) {
     const RowRange range = row_range(a.starts, a.ends, i, keys);
     for (std::int64_t t = 0; t < range.length() && t < width; ++t) {
-      set(a.index_scores, i, t,
-          index_score_in(a.index_query, a.index_key, a.index_weights, a.relu, i, range.start + t));
+      set(a.index_scores, i, t, index_score_of(a, i, range.start + t));
     }
   }
 }

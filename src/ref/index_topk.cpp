@@ -18,8 +18,7 @@ void run(const IndexTopkArgs& a, Workspace workspace) {
     const RowRange range = row_range(a.starts, a.ends, i, keys);
     Selection selection(workspace, a.topk_indices.shape[1], keys);
     for (std::int64_t j = range.start; j < range.end; ++j) {
-      const double score =
-          index_score_in(a.index_query, a.index_key, a.index_weights, a.relu, i, j);
+      const double score = index_score_of(a, i, j);
       selection.offer(round ? static_cast<float>(score) : score, j);
     }
     selection.write(a.topk_indices, a.topk_lengths, a.topk_scores, i);
