@@ -70,7 +70,10 @@ struct Quantised {
     weights = in.weights.clone();
     quantise({in.query, mxfp8, mxfp8 ? 0 : 1e-4, query, query_scale}, {});
     quantise({in.key, mxfp8, mxfp8 ? 0 : 1e-4, key, key_scale}, {});
-    if (mxfp8) return decode();
+    if (mxfp8) {
+      decode();
+      return;
+    }
     for (std::int64_t n = 0; n < weights.elements(); ++n)
       weights.as<float>()[n] *= query_scale.as<float>()[n];
     decode_codes(query, plain_query);
@@ -308,8 +311,8 @@ TEST(IndexPrecision, M4H5OverlapWithTheFullSelection) {
   const double rotated = recall(in, true, kTopk);
   RecordProperty("overlap_mxfp8_outliers", std::to_string(outliers));
   RecordProperty("overlap_mxfp8_outliers_rotated", std::to_string(rotated));
-  EXPECT_GE(outliers, 0.9);
-  EXPECT_GE(rotated, 0.92);
+  EXPECT_GE(outliers, 0.92);
+  EXPECT_GT(rotated, outliers);
 }
 
 TEST(IndexPrecision, Refusals) {
