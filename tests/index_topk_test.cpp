@@ -257,7 +257,7 @@ TEST(IndexTopk, ErrorsComeBeforeAnyWrite) {
     return std::string("no error");
   };
   EXPECT_EQ(message([](IndexTopkArgs& a) { a.index_weights.dtype = DType::kF16; }),
-            "[index_topk] index_weights must be of dtype f32, got f16");
+            "[index_topk] index_weights must be of dtype f32, bf16, got f16");
   EXPECT_EQ(message([](IndexTopkArgs& a) { a.topk_indices.dtype = DType::kI64; }),
             "[index_topk] topk_indices must be of dtype i32, got i64");
   EXPECT_EQ(message([](IndexTopkArgs& a) { a.topk_lengths.shape[0] = 5; }),
