@@ -4,6 +4,7 @@
 
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "bench/problem.h"
@@ -38,6 +39,8 @@ class Case {
   virtual std::vector<Comparison> compare() = 0;
   virtual Cost cost() const = 0;
   virtual std::int64_t tokens() const { return 0; }  // of a training step; else 0
+  // What the last run counted, by name: "repairs".
+  virtual std::vector<std::pair<std::string, std::int64_t>> counts() const { return {}; }
 };
 
 struct Operation {

@@ -43,11 +43,18 @@ class IndexTopkCase : public Case {
     args_.index_query_scale = scales_.query();
     args_.index_key_scale = scales_.key();
     if (p.flag("dot_scale")) args_.dot_scale = 0.3;
+    args_.keep_minus_inf = p.flag("keep_minus_inf");
+    args_.keep_first = static_cast<std::int32_t>(p.number("keep_first"));
+    args_.keep_last = static_cast<std::int32_t>(p.number("keep_last"));
+    args_.workspace_budget = p.number("budget");
   }
 
   Explanation explain() const override { return winnow::explain(args_); }
   std::int64_t workspace_bytes() const override { return index_topk_workspace_bytes(args_); }
   void run(Workspace workspace) override { index_topk(args_, workspace); }
+  std::vector<std::pair<std::string, std::int64_t>> counts() const override {
+    return {{"repairs", last_selection_statistics().repairs}};
+  }
   std::vector<Tensor> outputs() const override { return output_.tensors(); }
 
   std::vector<Comparison> compare() override {
@@ -73,8 +80,15 @@ class IndexTopkCase : public Case {
       ends.view().as<std::int32_t>()[i] = static_cast<std::int32_t>(
           std::min<std::int64_t>(key_.count(), ends_.view().as<std::int32_t>()[i]));
     }
-    const SelectTopkArgs args = {scores,         starts_,        ends,
-                                 truth_.indices, truth_.lengths, truth_.scores};
+    const SelectTopkArgs args = {scores,
+                                 starts_,
+                                 ends,
+                                 truth_.indices,
+                                 truth_.lengths,
+                                 truth_.scores,
+                                 args_.keep_minus_inf,
+                                 args_.keep_first,
+                                 args_.keep_last};
     const Guarded workspace(DType::kU8, {ref::select_topk_implementation.workspace_bytes(args)});
     ref::select_topk_implementation.run(args, {workspace.view().data, workspace.view().elements()});
     return compare_selections(output_, truth_);
@@ -136,6 +150,10 @@ Operation index_topk_operation() {
        {"relu", "1", "0: identity"},
        {"specials", "0", "1: keys with NaN, inf, zeros, and equal neighbours"},
        {"scores", "1", "0: topk_scores is left out"},
+       {"keep_minus_inf", "0", "1: scores of -inf are candidates, the lowest"},
+       {"keep_first", "0", "first keys of a row that are always selected"},
+       {"keep_last", "0", "last keys of a row that are always selected"},
+       {"budget", "0", "bytes of workspace at most; 0: no limit"},
        {"seed", "1", "of the data"}},
       [](const Problem& p) -> std::unique_ptr<Case> { return std::make_unique<IndexTopkCase>(p); },
       {"index_topk rows=7 keys=300 index_heads=16 index_dim=32",
@@ -162,6 +180,16 @@ Operation index_topk_operation() {
        "page=64",
        "index_topk rows=1 keys=9000 index_heads=2 index_dim=64 topk=300 dtype=mxfp8 page=37 "
        "dot_scale=1",
+       "index_topk rows=36 keys=200 index_heads=3 index_dim=17 topk=16 range=awkward specials=1 "
+       "keep_first=3 keep_last=5",
+       "index_topk rows=2 keys=5000 index_heads=2 index_dim=3 topk=700 specials=1 keep_first=300 "
+       "keep_last=400",
+       "index_topk rows=20 keys=900 index_heads=1 index_dim=8 topk=100 range=packed specials=1 "
+       "dtype=bf16 page=64 keep_minus_inf=1 keep_first=80 keep_last=10",
+       "index_topk rows=37 keys=90 index_heads=1 index_dim=1 topk=64 range=awkward dtype=f64 "
+       "page=16 keep_first=64 keep_minus_inf=1",
+       "index_topk rows=70 keys=3000 index_heads=2 index_dim=4 topk=300 range=causal budget=200000",
+       "index_topk rows=3 keys=9000 index_heads=2 index_dim=4 topk=600 budget=60000 specials=1",
        "index_topk rows=0 keys=64 index_heads=8 index_dim=16",
        "index_topk rows=3 keys=0 index_heads=8 index_dim=16"},
       {"index_topk rows=16 keys=32768 topk=2048 dtype=bf16",

@@ -46,20 +46,32 @@ class SelectTopkCase : public Case {
     Random random(static_cast<std::uint64_t>(p.number("seed")));
     const std::int64_t keys = p.number("keys") < 0 ? width_ : p.number("keys");
     const DType wide = p.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
-    scores_ = Guarded(p.dtype(), {rows_, width_});
+    const std::int64_t step = p.number("step");
+    scores_ = Guarded(p.dtype(), {rows_, width_ * step});
     starts_ = Guarded(DType::kI32, {rows_});
     ends_ = Guarded(DType::kI32, {rows_});
-    for (std::int64_t i = 0; i < rows_ * width_; ++i)
-      store_double(scores_.view().data, p.dtype(), i, score(p.word("data"), i % width_, random));
+    for (std::int64_t i = 0; i < rows_ * width_; ++i) {
+      store_double(scores_.view().data, p.dtype(), i * step,
+                   score(p.word("data"), i % width_, random));
+    }
     fill_ranges(p.word("range"), keys, topk_, starts_, ends_, random);
     output_ = SelectionOutput(rows_, topk_, wide, p.flag("scores"));
     truth_ = SelectionOutput(rows_, topk_, wide, p.flag("scores"));
     args_ = {scores_, starts_, ends_, output_.indices, output_.lengths, output_.scores};
+    args_.scores = args_.scores.channels(0, width_ * step);
+    args_.scores.shape[1] = width_;
+    args_.scores.strides[1] = step;
+    args_.keep_minus_inf = p.flag("keep_minus_inf");
+    args_.keep_first = static_cast<std::int32_t>(p.number("keep_first"));
+    args_.keep_last = static_cast<std::int32_t>(p.number("keep_last"));
   }
 
   Explanation explain() const override { return winnow::explain(args_); }
   std::int64_t workspace_bytes() const override { return select_topk_workspace_bytes(args_); }
   void run(Workspace workspace) override { select_topk(args_, workspace); }
+  std::vector<std::pair<std::string, std::int64_t>> counts() const override {
+    return {{"repairs", last_selection_statistics().repairs}};
+  }
   std::vector<Tensor> outputs() const override { return output_.tensors(); }
 
   std::vector<Comparison> compare() override {
@@ -106,7 +118,18 @@ std::vector<std::string> check_problems() {
       "select_topk rows=1 width=131072 topk=2048 dtype=bf16",
       "select_topk rows=1 width=40000 topk=1 dtype=f16 data=ties",
       "select_topk rows=1 width=70000 topk=65536",
-      "select_topk rows=1 width=262144 topk=2048 data=ties"};
+      "select_topk rows=1 width=262144 topk=2048 data=ties",
+      "select_topk rows=36 width=200 topk=16 range=awkward keep_first=3 keep_last=5 data=special",
+      "select_topk rows=24 width=300 topk=64 range=awkward keep_first=64 data=bits dtype=f16",
+      "select_topk rows=9 width=90 topk=50 dtype=f64 data=special keep_last=20 keep_minus_inf=1",
+      "select_topk rows=36 width=300 topk=65 range=awkward data=few keep_minus_inf=1",
+      "select_topk rows=2 width=33001 topk=2047 data=few keep_minus_inf=1 keep_first=1 keep_last=1",
+      "select_topk rows=2 width=33001 topk=2047 data=invalid keep_minus_inf=1 dtype=bf16",
+      "select_topk rows=24 width=300 topk=33 range=awkward step=3 keep_first=2",
+      "select_topk rows=2 width=20000 topk=512 step=2 data=ascending dtype=bf16",
+      "select_topk rows=1 width=1100000 topk=2048 data=ties",
+      "select_topk rows=2 width=600000 topk=3000 data=hidden keep_first=4 keep_last=128",
+      "select_topk rows=1 width=530000 topk=65536 dtype=f16 step=2"};
   for (const char* kind : {"gauss", "ties", "zeros", "equal", "ascending", "descending", "special",
                            "invalid", "few", "near", "low", "hidden", "bits"}) {
     for (const char* size :
@@ -135,6 +158,10 @@ Operation select_topk_operation() {
         "denormals), invalid (NaN and -inf only), few (1 % valid), near (one f16 bucket), low "
         "(below -1e5), hidden (from samples) or bits (random)"},
        {"scores", "1", "0: topk_scores is left out"},
+       {"keep_minus_inf", "0", "1: scores of -inf are candidates, the lowest"},
+       {"keep_first", "0", "first keys of a row that are always selected"},
+       {"keep_last", "0", "last keys of a row that are always selected"},
+       {"step", "1", "distance of neighbouring columns"},
        {"seed", "1", "of the data"}},
       [](const Problem& p) -> std::unique_ptr<Case> { return std::make_unique<SelectTopkCase>(p); },
       check_problems(),

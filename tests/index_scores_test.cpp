@@ -219,6 +219,31 @@ TEST(IndexScores, OffsetsBeyond32Bits) {
   for (float* p : memory) munmap(p, bytes);
 }
 
+// Row 65537 of a matrix 65536 wide: its offset is beyond 2^32.
+TEST(IndexScores, AMatrixOfMoreThanTwoToThe32Elements) {
+  constexpr std::int64_t kRows = 65538, kWidth = 65536;
+  const auto bytes = static_cast<std::size_t>(kRows * kWidth * 4);
+  void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (p == MAP_FAILED) GTEST_SKIP() << "no address space for " << bytes << " bytes";
+  const Inputs in(DType::kF32, kRows, 300, 1, 1), last(DType::kF32, 1, 300, 1, 1);
+  std::memset(in.ends.view().data, 0, kRows * 4);
+  in.ends.as<std::int32_t>()[kRows - 1] = 300;
+  last.query.as<float>()[0] = in.query.as<float>()[kRows - 1];
+  last.weights.as<float>()[0] = in.weights.as<float>()[kRows - 1];
+  std::memcpy(last.key.view().data, in.key.view().data, 1200);
+  const Array want(DType::kF32, {1, 300});
+  const IndexScoresArgs args = in.args(make_tensor(p, DType::kF32, {kRows, kWidth}));
+  for (const std::string& name : fast_implementations(args)) {
+    const Pin pin(name);
+    run(last.args(want));
+    run(args);
+    EXPECT_EQ(std::memcmp(static_cast<float*>(p) + (kRows - 1) * kWidth, want.view().data, 1200), 0)
+        << name;
+  }
+  munmap(p, bytes);
+}
+
 TEST(IndexScores, ErrorsComeBeforeAnyWrite) {
   const Inputs in(DType::kF32, 2, 3, 4, 8);
   const Array scores(DType::kF32, {2, 3});

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -169,6 +170,60 @@ TEST(IndexTopk, WorkspaceDoesNotGrowWithTheKeys) {
   }
   EXPECT_EQ(index_topk_workspace_bytes(args), index_topk_workspace_bytes(many.args()));
   EXPECT_EQ(explain(args).chosen(), explain(many.args()).chosen());
+}
+
+// A prompt in chunks of rows equals the prompt in one piece: what a row sees follows its position,
+// not its place in the call, and keys of earlier chunks stay candidates.
+TEST(IndexTopk, ChunksOfAPromptEqualOneCall) {
+  for (const std::int64_t length : {12, 2000}) {
+    const std::int64_t topk = length == 12 ? 2 : 300;
+    const Call whole(length, length, 1, 4, topk, "causal");
+    for (std::int64_t d = 0; d < 4; ++d)  // key 1 answers the last query
+      whole.key.as<float>()[4 + d] = 9 * whole.query.as<float>()[(length - 1) * 4 + d];
+    whole.weights.as<float>()[length - 1] = 1;
+    whole.run();
+    const Ids last = whole.ids(length - 1);
+    EXPECT_TRUE(std::find(last.begin(), last.end(), 1) != last.end());
+    for (const std::int64_t chunk : {1, 3, 4, 12, 64, 128, 256, 512}) {
+      if (chunk == 1 && length > 100) continue;
+      const Call parts(length, length, 1, 4, topk, "causal");
+      for (std::int64_t first = 0; first < length; first += chunk) {
+        const std::int64_t n = std::min(chunk, length - first);
+        IndexTopkArgs args = whole.args();
+        for (Tensor* t : {&args.index_query, &args.index_weights, &args.starts, &args.ends})
+          *t = t->rows(first, n);
+        args.index_key.data = args.index_key.data.rows(0, first + n);  // what is there by then
+        args.topk_indices = parts.indices.view().rows(first, n);
+        args.topk_lengths = parts.lengths.view().rows(first, n);
+        args.topk_scores = parts.scores.view().rows(first, n);
+        Scratch scratch;
+        index_topk(args, scratch.get(index_topk_workspace_bytes(args)));
+      }
+      for (std::int64_t i = 0; i < length; ++i) EXPECT_EQ(parts.ids(i), whole.ids(i)) << chunk;
+    }
+  }
+}
+
+// Zigzag: a rank owns an early and a late block of rows; every row keeps its own range.
+TEST(IndexTopk, RowsOfARankEqualTheRowsOfTheWhole) {
+  const Call whole(16, 16, 2, 4, 5, "causal");
+  whole.run();
+  const std::vector<std::vector<std::int64_t>> positions = {{0, 1, 2, 3, 12, 13, 14, 15},
+                                                            {4, 5, 6, 7, 8, 9, 10, 11}};
+  for (const std::vector<std::int64_t>& owned : positions) {
+    const Call rank(8, 16, 2, 4, 5);
+    std::memcpy(rank.key.view().data, whole.key.view().data, 16 * 4 * 4);
+    for (std::int64_t i = 0; i < 8; ++i) {
+      const std::int64_t p = owned[static_cast<std::size_t>(i)];
+      std::memcpy(rank.query.as<float>() + i * 8, whole.query.as<float>() + p * 8, 32);
+      std::memcpy(rank.weights.as<float>() + i * 2, whole.weights.as<float>() + p * 2, 8);
+      rank.starts.as<std::int32_t>()[i] = 0;
+      rank.ends.as<std::int32_t>()[i] = static_cast<std::int32_t>(p + 1);
+    }
+    rank.run();
+    for (std::int64_t i = 0; i < 8; ++i)
+      EXPECT_EQ(rank.ids(i), whole.ids(owned[static_cast<std::size_t>(i)])) << i;
+  }
 }
 
 // Packed sequences: a row never sees, and never selects, a key of another one.

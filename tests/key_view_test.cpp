@@ -14,12 +14,14 @@
 #include "winnow/index_scores.h"
 #include "winnow/index_topk.h"
 #include "winnow/select_topk.h"
+#include "winnow/validation.h"
 
 namespace winnow::testing {
 namespace {
 
 using bench::Guarded;
 using Ids = std::vector<std::int32_t>;
+using Ids64 = std::vector<std::int64_t>;
 
 Guarded int_row(const Ids& values) {
   Guarded t(DType::kI32, {static_cast<std::int64_t>(values.size())});
@@ -59,12 +61,12 @@ struct Step {
   }
   // Both operations, into poisoned outputs.
   void run(const KeyView& keys, const std::string& implementation) const {
-    for (const Tensor& t :
-         {scores.view(), indices.view(), lengths.view(), topk_scores.view()})
+    for (const Tensor& t : {scores.view(), indices.view(), lengths.view(), topk_scores.view()})
       bench::poison(t);
     const IndexScoresArgs a = scores_args(keys);
     const IndexTopkArgs b = topk_args(keys);
-    const bench::PinGuard scorer("index_scores", implementation), both("index_topk", implementation);
+    const bench::PinGuard scorer("index_scores", implementation),
+        both("index_topk", implementation);
     const Guarded first(DType::kU8, {index_scores_workspace_bytes(a)}),
         second(DType::kU8, {index_topk_workspace_bytes(b)});
     index_scores(a, {first.view().data, first.view().elements()});
@@ -92,8 +94,7 @@ struct Step {
 };
 
 ::testing::AssertionResult same_row(const Guarded& a, std::int64_t i, const Guarded& b) {
-  const auto bytes =
-      static_cast<std::size_t>(a.view().strides[0] * dtype_bytes(a.view().dtype));
+  const auto bytes = static_cast<std::size_t>(a.view().strides[0] * dtype_bytes(a.view().dtype));
   return std::memcmp(a.view().as<char>() + static_cast<std::size_t>(i) * bytes, b.view().data,
                      bytes) == 0
              ? ::testing::AssertionSuccess()
@@ -140,7 +141,8 @@ TEST(KeyView, KeysOfBadPageIdsAreMissing) {
       for (std::int64_t j = slot * page; j < std::min<std::int64_t>(640, (slot + 1) * page); ++j)
         missing[static_cast<std::size_t>(j)] = true;
     }
-    const Step step(DType::kF32, 2, 8, 640, 640, {0, 1, 1, 1}, {0, 0, 2, 639}, {640, 640, 640, 640});
+    const Step step(DType::kF32, 2, 8, 640, 640, {0, 1, 1, 1}, {0, 0, 2, 639},
+                    {640, 640, 640, 640});
     for_each_implementation(step.topk_args(keys.view(step.request)), [&](const std::string& name) {
       SCOPED_TRACE(page);
       step.run(keys.view(step.request), name);
@@ -227,8 +229,9 @@ TEST(KeyView, PagesFartherApartThan32BitsReach) {
   far.data.strides[0] = kStride;
   const Ids table = {254201, 519999};
   for (std::int64_t j = 0; j < 128; ++j) {
-    std::memcpy(far.data.as<float>() + table[static_cast<std::size_t>(j / 64)] * kStride + j % 64 * 8,
-                keys.alone[0].view().as<float>() + j * 8, 32);
+    std::memcpy(
+        far.data.as<float>() + table[static_cast<std::size_t>(j / 64)] * kStride + j % 64 * 8,
+        keys.alone[0].view().as<float>() + j * 8, 32);
   }
   const Step step(DType::kF32, 2, 8, 128, 10, {0}, {0}, {128}),
       alone(DType::kF32, 2, 8, 128, 10, {0}, {0}, {128});
@@ -241,6 +244,63 @@ TEST(KeyView, PagesFartherApartThan32BitsReach) {
     EXPECT_TRUE(same_row(step.indices, 0, alone.indices));
   });
   munmap(memory, bytes);
+}
+
+// Four requests decode side by side, each with a key at position 0 that answers its query: all four
+// are selected, and so by the request alone.
+TEST(KeyView, TheNeedleOfEveryRequestIsSelected) {
+  constexpr std::int64_t kLength = 4096, kDim = 16;
+  const PagedKeys keys(DType::kF32, Ids64(4, kLength), kDim, 64);
+  const Step step(DType::kF32, 1, kDim, kLength, 64, {3, 0, 2, 1}, Ids(4, 0), Ids(4, kLength));
+  for (std::int64_t i = 0; i < 4; ++i) {
+    const std::int64_t request = step.request.view().as<std::int32_t>()[i];
+    step.weights.view().as<float>()[i] = 1;
+    auto* needle = reinterpret_cast<float*>(keys.key(keys.entry(request, 0), 0));
+    for (std::int64_t d = 0; d < kDim; ++d)
+      needle[d] = 3 * step.query.view().as<float>()[i * kDim + d];
+  }
+  for_each_implementation(step.topk_args(keys.view(step.request)), [&](const std::string& name) {
+    step.run(keys.view(step.request), name);
+    for (std::int64_t i = 0; i < 4; ++i) {
+      EXPECT_EQ(step.ids(i).size(), 64u);
+      EXPECT_EQ(step.ids(i)[0], 0) << i;
+    }
+  });
+}
+
+// An idle step of padding alone: no request, no page, no key.
+TEST(KeyView, AStepWithoutRequestsIsFine) {
+  const Step step(DType::kF32, 2, 4, 8, 3, {0, -1, 5, 0}, Ids(4, 0), {0, 0, 8, -1});
+  const Guarded pool(DType::kF32, {0, 16, 4}), table(DType::kI32, {0, 2}),
+      none(DType::kI32, {0, 0});
+  for (const Tensor& t : {table.view(), none.view()}) {
+    const KeyView keys(pool, t, step.request);
+    for_each_implementation(step.topk_args(keys), [&](const std::string& name) {
+      step.run(keys, name);
+      for (std::int64_t i = 0; i < 4; ++i) EXPECT_EQ(step.ids(i), Ids{});
+    });
+  }
+}
+
+TEST(KeyView, ValidationNamesBadPagesAndRequests) {
+  const PagedKeys keys(DType::kF32, {20, 30}, 4, 8);
+  const Step step(DType::kF32, 2, 4, 40, 6, {0, 1, 9}, {0, 8, 0}, {20, 30, 0});
+  set_validation(true);
+  auto message = [&] {
+    const IndexTopkArgs args = step.topk_args(keys.view(step.request));
+    Scratch scratch;
+    return error_of([&] { index_topk(args, scratch.get(index_topk_workspace_bytes(args))); });
+  };
+  EXPECT_EQ(message(), "");
+  keys.entry(1, 0) = -7;  // outside row 1's range
+  EXPECT_EQ(message(), "");
+  keys.entry(1, 3) = static_cast<std::int32_t>(keys.pages);
+  EXPECT_EQ(message(),
+            "[index_topk] block_table must hold pages from 0 to 8, got 9 for request 1 column 3");
+  step.request.view().as<std::int32_t>()[0] = 2;
+  EXPECT_EQ(message(), "[index_topk] row_request must be from 0 to 1, got 2 in row 0");
+  set_validation(false);
+  EXPECT_EQ(message(), "");
 }
 
 TEST(KeyView, Errors) {

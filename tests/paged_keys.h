@@ -62,8 +62,7 @@ struct PagedKeys {
   }
   char* key(std::int64_t page_id, std::int64_t at) const {
     const Tensor& t = pool;
-    return t.as<char>() +
-           (page_id * t.strides[0] + at * t.strides[1]) * dtype_bytes(t.dtype);
+    return t.as<char>() + (page_id * t.strides[0] + at * t.strides[1]) * dtype_bytes(t.dtype);
   }
   // Keys that do not lie side by side: a page holds one unused key, a key three unused channels.
   KeyView view(const Tensor& row_request) const {

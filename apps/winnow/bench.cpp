@@ -90,6 +90,7 @@ void report(const Options& options, const MachineSpeed& machine, const std::stri
   if (!options.json) {
     std::string label = text;
     if (c.tokens() > 0) label += fmt::format(": {:.0f} tokens/s", tokens_per_second);
+    for (const auto& [name, n] : c.counts()) label += fmt::format(": {} {}", n, name);
     if (label.size() > kProblemWidth) {
       fmt::print("{}\n", label);
       label.clear();
@@ -120,6 +121,7 @@ void report(const Options& options, const MachineSpeed& machine, const std::stri
           {"memory_read_gbytes_per_second", machine.levels.back().read / 1e9},
           {"memory_write_gbytes_per_second", machine.levels.back().write / 1e9}}}};
     if (c.tokens() > 0) line["tokens_per_second"] = tokens_per_second;
+    for (const auto& [name, n] : c.counts()) line[name] = n;
     fmt::print("{}\n", line.dump());
   }
   std::fflush(stdout);

@@ -4,11 +4,14 @@
 // - Keys stream by once; each row keeps its best candidates so far.
 // - Extra memory is the workspace alone,
 //   which does not grow with the number of keys.
-// - Row ranges, order of ids, ties, NaN and -inf: as in select_topk.h.
+// - Row ranges, order of ids, ties, NaN, -inf and keys that are always kept: as in select_topk.h.
+// - With a workspace_budget, workspace_bytes is at most that, or the call is an error that names the
+//   least that works. The result is the same for every budget.
 #pragma once
 
 #include "winnow/implementations.h"
 #include "winnow/key_view.h"
+#include "winnow/selection_statistics.h"
 #include "winnow/tensor.h"
 
 namespace winnow {
@@ -28,6 +31,12 @@ struct IndexTopkArgs {
   Tensor index_query_scale{};  // MXFP8: e8m0 [rows, index_heads, index_dim / 32]
   Tensor index_key_scale{};    // FP8: f32 [keys]; MXFP8: e8m0 [keys, index_dim / 32]
   double dot_scale = 1;
+
+  // As in select_topk.h:
+  bool keep_minus_inf = false;
+  std::int32_t keep_first = 0, keep_last = 0;  // keep_first + keep_last <= topk
+
+  std::int64_t workspace_budget = 0;  // bytes; 0: none
 };
 
 void index_topk(const IndexTopkArgs& args, Workspace workspace);

@@ -6,6 +6,7 @@
 // and value". For debugging; the checks cost time and memory on every call.
 //
 // - starts and ends: no negative length; a row that is not empty lies within the key space.
+// - row_request and block_table: of a row that is not empty, a request, and pages for its range.
 // - topk_lengths: from 0 to topk.
 // - topk_indices, up to topk_lengths: -1, or an id in the row's range that stands there once.
 // - pool_indices: -1, or pools that ascend and share no token.

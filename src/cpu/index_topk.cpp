@@ -2,7 +2,8 @@
 //
 // Tasks: the rows of one ScorerPlan, times spans of the keys where there are too few rows for many
 // threads. The spans of a row are merged in the order of ids; the selection is exact, so any split
-// gives the same answer. The number of spans depends on the number of rows only.
+// gives the same answer. Without a budget the split depends on the shape only. Under one, tasks take
+// fewer rows, then fewer workers run, then rows are not cut into spans.
 //
 // Bound by the scorer: 2 * heads * dim FLOPs per score; a stream costs about one comparison per
 // score, 1 % of that at 64 x 128.
@@ -11,8 +12,10 @@
 #include "base/cpu_features.h"
 #include "base/implementation.h"
 #include "base/parallel.h"
+#include "base/selection_statistics.h"
 #include "cpu/scorer.h"
-#include "cpu/topk_stream.h"
+#include "cpu/selection.h"
+#include "winnow/chunks.h"
 
 namespace winnow::cpu::WINNOW_ISA {
 namespace {
@@ -35,115 +38,132 @@ Refusal refuse(const IndexTopkArgs& a) {
   return refusal;
 }
 
-struct Plan {
-  std::int64_t k;
-  ScorerPlan scorer;
-  std::int64_t row_blocks, spans;
-
-  explicit Plan(const IndexTopkArgs& a)
-      : k(a.topk_indices.shape[1]),
-        scorer(inputs(a), max64(1, kStreamBytes / (TopkStream::array_length(k) * 8))),
-        row_blocks(ceil_div(a.index_query.shape[0], scorer.rows)),
-        spans(max64(1, kTasks / max64(1, row_blocks))) {}
-};
-
 // Scratch of one worker: the scorer's and the streams of its rows.
 struct Scratch {
   ScorerScratch scorer;
-  float* scores;  // [rows][array_length]
-  std::int32_t *ids, *work;
+  StreamScratch streams;
 
-  Scratch(Carve& carve, const Plan& plan)
-      : scorer(carve, plan.scorer),
-        scores(carve.take<float>(plan.scorer.rows * TopkStream::array_length(plan.k))),
-        ids(carve.take<std::int32_t>(plan.scorer.rows * TopkStream::array_length(plan.k))),
-        work(carve.take<std::int32_t>(TopkStream::array_length(plan.k))) {}
+  Scratch(Carve& carve, const ScorerPlan& plan, std::int64_t k)
+      : scorer(carve, plan), streams(carve, plan.rows, k, 0) {}
+};
 
-  void start(TopkStream& stream, std::int64_t row, std::int64_t k) const {
-    const std::int64_t offset = row * TopkStream::array_length(k);
-    stream.start(k, scores + offset, ids + offset, work);
+struct Plan {
+  ScorerInputs in;
+  std::int64_t rows, k;
+  ScorerPlan scorer;
+  std::int64_t row_blocks = 0, spans = 0, workers = 0;
+
+  explicit Plan(const IndexTopkArgs& a)
+      : in(inputs(a)),
+        rows(a.index_query.shape[0]),
+        k(max64(1, min64(a.topk_indices.shape[1], a.index_key.keys()))),
+        scorer(in, 1) {
+    lay_out(kStreamBytes, kTasks);
+    const std::int64_t budget = a.workspace_budget;
+    if (budget == 0 || bytes() <= budget) return;
+    const std::int64_t share = max64(0, budget - shared_bytes()) / max64(1, workers);
+    lay_out(min64(kStreamBytes, max64(0, share - scorer_bytes())), kTasks);
+    employ(budget);
+    if (bytes() <= budget) return;
+    lay_out(0, 1);
+    employ(budget);
+  }
+
+  std::int64_t worker_bytes() const {
+    Carve carve(nullptr);
+    Scratch(carve, scorer, k);
+    return carve.used();
+  }
+  std::int64_t bytes() const { return shared_bytes() + workers * worker_bytes(); }
+
+ private:
+  // Tasks of as many rows as have their streams in `stream_bytes`, of one at least.
+  void lay_out(std::int64_t stream_bytes, std::int64_t tasks) {
+    const RowChunks chunks =
+        row_chunks(ScorerPlan::kMaxRows, TopkStream::array_length(k), DType::kF32, stream_bytes);
+    scorer = ScorerPlan(in, chunks.rows);
+    row_blocks = ceil_div(rows, scorer.rows);
+    spans = max64(1, tasks / max64(1, row_blocks));
+    workers = min64(row_blocks * spans, num_threads());
+  }
+  // No more workers than fit.
+  void employ(std::int64_t budget) {
+    const std::int64_t fitting = (budget - shared_bytes()) / worker_bytes();
+    workers = max64(min64(1, workers), min64(workers, fitting));
+  }
+  std::int64_t scorer_bytes() const {
+    Carve carve(nullptr);
+    ScorerScratch(carve, scorer);
+    return carve.used();
+  }
+  std::int64_t shared_bytes() const {
+    Carve carve(nullptr);
+    Parts(carve, rows, spans, k);
+    return carve.bytes_to_ask();
   }
 };
 
-// The best of each row and span, where there are several spans.
-struct Parts {
-  float* scores;          // [rows][spans][padded k]
-  std::int32_t* ids;      // [rows][spans][padded k]
-  std::int32_t* lengths;  // [rows][spans]
-  std::int64_t k, spans, length;
-
-  Parts(Carve& carve, const Plan& plan, std::int64_t rows)
-      : k(plan.k), spans(plan.spans), length((plan.k + 31) / 32 * 32) {
-    const std::int64_t parts = spans > 1 ? rows * spans : 0;
-    scores = carve.take<float>(parts * length);
-    ids = carve.take<std::int32_t>(parts * length);
-    lengths = carve.take<std::int32_t>(parts);
-  }
-  TopkRow part(std::int64_t row, std::int64_t span) const {
-    const std::int64_t i = row * spans + span;
-    return {ids + i * length, lengths + i, scores + i * length, k};
-  }
-};
-
-std::int64_t worker_bytes(const Plan& plan) {
-  Carve carve(nullptr);
-  Scratch(carve, plan);
-  return carve.used();
-}
-
-std::int64_t workspace_bytes(const IndexTopkArgs& a) {
-  const Plan plan(a);
-  Carve carve(nullptr);
-  Parts(carve, plan, a.index_query.shape[0]);
-  return carve.used() + worker_bytes(plan) * num_threads() + 63;
-}
+std::int64_t workspace_bytes(const IndexTopkArgs& a) { return Plan(a).bytes(); }
 
 void run(const IndexTopkArgs& a, Workspace workspace) {
-  const ScorerInputs in = inputs(a);
   const Plan plan(a);
-  const std::int64_t rows = in.query.shape[0], keys = in.key.keys(), own_bytes = worker_bytes(plan);
-  const std::int64_t span = max64(kLeastSpan, ceil_div(keys, plan.spans));
+  const ScorerInputs& in = plan.in;
+  const std::int64_t own_bytes = plan.worker_bytes();
+  const std::int64_t span = max64(kLeastSpan, ceil_div(in.key.keys(), plan.spans));
   Carve carve(workspace.data);
-  const Parts parts(carve, plan, rows);
-  auto* scratch_of_workers = carve.take<unsigned char>(own_bytes * num_threads());
+  const Parts parts(carve, plan.rows, plan.spans, plan.k);
+  auto* scratch_of_workers = carve.take<unsigned char>(own_bytes * plan.workers);
+  auto scratch_of = [&](std::int64_t worker) {
+    Carve own(scratch_of_workers + worker * own_bytes);
+    return Scratch(own, plan.scorer, plan.k);
+  };
   auto output = [&](std::int64_t row) {
     return row_of(a.topk_indices, a.topk_lengths, a.topk_scores, row);
   };
+  auto kept = [&](std::int64_t row) { return KeptKeys(in.range(row), a.keep_first, a.keep_last); };
 
-  parallel_for(plan.row_blocks * plan.spans, [&](std::int64_t task, int worker) {
-    const std::int64_t first_row = task / plan.spans * plan.scorer.rows, s = task % plan.spans;
-    const std::int64_t row_count = min64(plan.scorer.rows, rows - first_row);
-    Carve own(scratch_of_workers + worker * own_bytes);
-    const Scratch scratch(own, plan);
-    RowRange visible[ScorerPlan::kMaxRows];
-    TopkStream stream[ScorerPlan::kMaxRows];
-    for (std::int64_t r = 0; r < row_count; ++r) {
-      visible[r] = in.range(first_row + r);
-      if (plan.spans > 1) visible[r] = overlap(visible[r], {s * span, (s + 1) * span});
-      scratch.start(stream[r], r, plan.k);
-    }
-    score_rows(in, plan.scorer, scratch.scorer, first_row, row_count, visible,
-               [&](std::int64_t r, std::int64_t key, std::int64_t n, const float* scores) {
-                 stream[r].push(scores, n, key);
-               });
-    for (std::int64_t r = 0; r < row_count; ++r) {
-      const std::int64_t row = first_row + r;
-      stream[r].write(plan.spans > 1 ? parts.part(row, s) : output(row));
-    }
-  });
-  if (plan.spans == 1) return;
-
-  parallel_for(rows, [&](std::int64_t row, int worker) {
-    Carve own(scratch_of_workers + worker * own_bytes);
-    const Scratch scratch(own, plan);
-    TopkStream stream;
-    scratch.start(stream, 0, plan.k);
-    for (std::int64_t s = 0; s < plan.spans; ++s) {
-      const TopkRow part = parts.part(row, s);
-      stream.push_listed(part.scores, part.ids, *part.length);
-    }
-    stream.write(output(row));
-  });
+  parallel_lanes(
+      plan.row_blocks * plan.spans, plan.workers,
+      [&](std::int64_t task, std::int64_t worker) {
+        const std::int64_t first_row = task / plan.spans * plan.scorer.rows, s = task % plan.spans;
+        const std::int64_t row_count = min64(plan.scorer.rows, plan.rows - first_row);
+        const Scratch scratch = scratch_of(worker);
+        RowRange visible[ScorerPlan::kMaxRows];
+        KeptKeys keep[ScorerPlan::kMaxRows];
+        TopkStream stream[ScorerPlan::kMaxRows];
+        for (std::int64_t r = 0; r < row_count; ++r) {
+          visible[r] = in.range(first_row + r);
+          if (plan.spans > 1) visible[r] = overlap(visible[r], {s * span, (s + 1) * span});
+          keep[r] = kept(first_row + r);
+          scratch.streams.start(stream[r], r, a.keep_minus_inf);
+        }
+        score_rows(in, plan.scorer, scratch.scorer, first_row, row_count, visible,
+                   [&](std::int64_t r, std::int64_t key, std::int64_t n, const float* scores) {
+                     const RowRange rest = overlap(keep[r].rest(), {key, key + n});
+                     if (rest.length() < n) keep[r].put(scores, n, key, output(first_row + r));
+                     if (rest.length() == 0) return;
+                     stream[r].push(scores + (rest.start - key), rest.length(), rest.start);
+                   });
+        for (std::int64_t r = 0; r < row_count; ++r) {
+          if (plan.spans > 1) {
+            KeptKeys().write(stream[r], parts.part(first_row + r, s));
+          } else {
+            keep[r].write(stream[r], output(first_row + r));
+          }
+        }
+      });
+  if (plan.spans > 1) {
+    parallel_lanes(
+        plan.rows, plan.workers,
+        [&](std::int64_t row, std::int64_t worker) {
+          const Scratch scratch = scratch_of(worker);
+          TopkStream stream;
+          scratch.streams.start(stream, 0, a.keep_minus_inf);
+          parts.merge(row, stream);
+          kept(row).write(stream, output(row));
+        });
+  }
+  note_selection({plan.rows, plan.spans, 0});
 }
 
 }  // namespace

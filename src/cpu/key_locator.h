@@ -28,7 +28,8 @@ class KeyLocator {
     table_ = table.as<std::int32_t>() + request * table.strides[0];
     table_stride_ = table.strides[1];
   }
-  WINNOW_INLINE KeyLocator(const KeyView& view, std::int64_t row) : KeyLocator(view, view.data, row) {}
+  WINNOW_INLINE KeyLocator(const KeyView& view, std::int64_t row)
+      : KeyLocator(view, view.data, row) {}
 
   // Addresses of `count` keys from `first` on, inside the key space; null where one is missing.
   WINNOW_INLINE void locate(std::int64_t first, std::int64_t count, const char** address) const {

@@ -1,12 +1,13 @@
 // The k best scores of one row, exactly, from a stream of scores with ascending ids.
 //
-// Rule (select_topk.h): NaN and -inf never; -0 equals +0; at the cutoff the lowest ids win.
+// Rule (select_topk.h): NaN never, -inf if asked for; -0 equals +0; at the cutoff the lowest ids win.
 //
-// Algorithm: a score is appended to a buffer of about 3k candidates when it exceeds a threshold.
-// Strictly, since k earlier, lower ids reach the threshold already; it starts at -inf, so that the
-// one comparison also drops NaN and -inf. When the buffer is full, a cut keeps between k and k +
-// slack of the best, in the order of ids, and raises the threshold to the value of the cut.
-// `finish` cuts to exactly k. The buffer never loses the order of ids, so the answer needs no sort.
+// Algorithm: a score is appended to a buffer of about 3k candidates when it reaches `least`, the
+// first number above the value of the last cut: k earlier, lower ids reach that value already. It
+// starts at the lowest finite number, or at -inf, so that the one comparison also drops NaN and what
+// is no candidate. When the buffer is full, a cut keeps between k and k + slack of the best, in the
+// order of ids. `finish` cuts to exactly k. The buffer never loses the order of ids, so the answer
+// needs no sort.
 //
 // A cut bisects over the bits of the scores, read as ordered integers, from the highest bit in
 // which the smallest and the largest differ; the integers at hand are compacted whenever half of
@@ -20,6 +21,7 @@
 namespace winnow::cpu::WINNOW_ISA {
 
 inline constexpr float kMinusInf = -__builtin_inff();
+inline constexpr float kNan = __builtin_nanf("");
 inline constexpr std::int32_t kLowest = -2147483647 - 1;  // below the ordered key of any number
 inline constexpr std::int32_t kMinusInfKey = static_cast<std::int32_t>(0x807fffffu);
 
@@ -31,6 +33,9 @@ WINNOW_INLINE I8 order_key(F8 x) {
 WINNOW_INLINE float key_value(std::int32_t key) {
   return std::bit_cast<float>(key ^ ((key >> 31) & 0x7fffffff));
 }
+// The first number above a key's: a float x exceeds key_value(key) exactly if x >= above(key). Above
+// +inf stands NaN, which nothing reaches.
+WINNOW_INLINE float above(std::int32_t key) { return key_value(key + 1); }
 
 // Stores the lanes that `mask` names side by side, in order. May write 8 lanes whatever the mask.
 #if defined(__AVX2__)
@@ -162,39 +167,27 @@ inline Cut find_cut(std::int32_t* key, std::int64_t n, std::int64_t k, std::int6
   return {ordered(low), removed + over + inside};
 }
 
-// One row of the outputs.
-struct TopkRow {
-  std::int32_t* ids;  // [topk], -1 after the last
-  std::int32_t* length;
-  float* scores;  // [topk], -inf after the last; null if they are not wanted
-  std::int64_t topk;
-};
-
-inline TopkRow row_of(const Tensor& indices, const Tensor& lengths, const Tensor& scores,
-                      std::int64_t row) {
-  return {indices.as<std::int32_t>() + row * indices.strides[0],
-          lengths.as<std::int32_t>() + row * lengths.strides[0],
-          scores.empty() ? nullptr : scores.as<float>() + row * scores.strides[0],
-          indices.shape[1]};
-}
-
 class TopkStream {
  public:
   // Candidates held at most, and the length of the arrays that hold them.
   static std::int64_t capacity(std::int64_t k) { return max64(3 * k, k + 512); }
-  static std::int64_t array_length(std::int64_t k) { return capacity(k) + kStep + 8; }
+  static std::int64_t array_length(std::int64_t k) {  // a multiple of a vector
+    return (capacity(k) + kStep + 15) / 8 * 8;
+  }
 
   // Arrays of array_length(k). `work` holds nothing between calls: streams may share it.
-  void start(std::int64_t k, float* scores, std::int32_t* ids, std::int32_t* work) {
+  void start(std::int64_t k, bool keep_minus_inf, float* scores, std::int32_t* ids,
+             std::int32_t* work) {
     *this = {};
     k_ = k;
+    least_ = keep_minus_inf ? kMinusInf : above(kMinusInfKey);
     score_ = scores;
     id_ = ids;
     work_ = work;
   }
-  // Drops scores that do not exceed `floor`, which must be below the k-th best score: the caller
-  // checks that k were found.
-  void set_floor(float floor) { threshold_ = floor; }
+  // Drops scores below `floor`, which should not exceed the k-th best score: the caller checks that
+  // k were found.
+  void set_floor(float floor) { least_ = floor; }
 
   // Scores of the keys first_id, first_id + 1, ...
   template <class T>
@@ -211,20 +204,15 @@ class TopkStream {
         scores, n, [&](std::int64_t i) __attribute__((always_inline)) { return load(ids + i); });
   }
 
-  // Leaves the k best, or all if there are fewer; returns how many.
-  std::int64_t finish() {
-    if (size_ > k_) cut(0);
+  // Leaves the `count` <= k best, or all if there are fewer; returns how many.
+  std::int64_t finish(std::int64_t count) {
+    k_ = count;
+    if (count == 0) size_ = 0;
+    if (size_ > count) cut(0);
     return size_;
   }
-  void write(const TopkRow& row) {
-    finish();
-    for (std::int64_t i = 0; i < size_; ++i) row.ids[i] = id_[i];
-    for (std::int64_t i = size_; i < row.topk; ++i) row.ids[i] = -1;
-    *row.length = static_cast<std::int32_t>(size_);
-    if (row.scores == nullptr) return;
-    for (std::int64_t i = 0; i < size_; ++i) row.scores[i] = score_[i];
-    for (std::int64_t i = size_; i < row.topk; ++i) row.scores[i] = kMinusInf;
-  }
+  const float* scores() const { return score_; }
+  const std::int32_t* ids() const { return id_; }
 
  private:
   static constexpr std::int64_t kStep = 32;  // scores per test
@@ -236,7 +224,7 @@ class TopkStream {
     if (i == n) return;
     float rest[kStep];
     for (std::int64_t j = 0; j < kStep; ++j) {
-      rest[j] = i + j < n ? to_float(scores[i + j]) : kMinusInf;
+      rest[j] = i + j < n ? to_float(scores[i + j]) : kNan;
     }
     append(rest, i, ids);
   }
@@ -244,19 +232,19 @@ class TopkStream {
   template <class T, class Ids>
   WINNOW_INLINE void append(const T* scores, std::int64_t i, Ids&& ids) {
     F8 v[4];
-    I8 above[4];
-    const F8 threshold = splat(threshold_);
+    I8 reached[4];
+    const F8 least = splat(least_);
 #pragma GCC unroll 4
     for (int u = 0; u < 4; ++u) {
       v[u] = load(scores + 8 * u);
-      above[u] = v[u] > threshold;
+      reached[u] = v[u] >= least;
     }
-    if (lane_mask((above[0] | above[1]) | (above[2] | above[3])) == 0) return;
+    if (lane_mask((reached[0] | reached[1]) | (reached[2] | reached[3])) == 0) return;
     if (size_ + kStep > capacity(k_)) cut((capacity(k_) - k_) / 8);  // what passed before still may
     std::int64_t n = size_;
 #pragma GCC unroll 4
     for (int u = 0; u < 4; ++u) {
-      const unsigned mask = lane_mask(above[u]);
+      const unsigned mask = lane_mask(reached[u]);
       const Compress compress(mask);
       compress.store_lanes(score_ + n, v[u]);
       compress.store_lanes(id_ + n, ids(i + 8 * u));
@@ -267,25 +255,23 @@ class TopkStream {
 
   // Keeps the k to k + slack best of more than k; with slack 0 exactly k.
   __attribute__((noinline)) void cut(std::int64_t slack) {
-    store(score_ + size_, splat(kMinusInf));  // the spare lanes of the last vector
+    store(score_ + size_, splat(kNan));  // the spare lanes of the last vector
     for (std::int64_t i = 0; i < size_; i += 8) store(work_ + i, order_key(load(score_ + i)));
     const Cut at = find_cut(work_, size_, k_, slack);
-    threshold_ = key_value(at.key);
+    least_ = above(at.key);
+    const F8 value = splat(key_value(at.key));
     if (at.reached <= k_ + slack) {
-      const F8 least = splat(threshold_);
-      keep([&](F8 x) __attribute__((always_inline)) { return lane_mask(x >= least); });
+      keep([&](F8 x) __attribute__((always_inline)) { return lane_mask(x >= value); });
     } else {
-      keep_with_ties();
+      keep_with_ties(value);
     }
   }
 
-  // More than k reach the threshold: those above it stay, and the lowest ids of those that equal
-  // it.
-  void keep_with_ties() {
-    const F8 value = splat(threshold_);
-    I8 above{};
-    for (std::int64_t i = 0; i < size_; i += 8) above -= load(score_ + i) > value;
-    std::int64_t room = k_ - sum_lanes(above);
+  // More than k reach the value: those above it stay, and the lowest ids of those that equal it.
+  void keep_with_ties(F8 value) {
+    I8 over{};
+    for (std::int64_t i = 0; i < size_; i += 8) over -= load(score_ + i) > value;
+    std::int64_t room = k_ - sum_lanes(over);
     keep([&](F8 x) __attribute__((always_inline)) {
       unsigned equal = lane_mask(x == value);
       const std::int64_t count = __builtin_popcount(equal);
@@ -316,7 +302,7 @@ class TopkStream {
   }
 
   std::int64_t k_ = 0, size_ = 0;
-  float threshold_ = kMinusInf;
+  float least_ = 0;
   float* score_ = nullptr;
   std::int32_t *id_ = nullptr, *work_ = nullptr;
 };

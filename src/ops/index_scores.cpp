@@ -43,6 +43,7 @@ void index_scores(const IndexScoresArgs& args, Workspace workspace) {
   check(args);
   ops::check_data(kName, inputs_of(args), outputs_of(args));
   ops::validate_ranges(kName, args.starts, args.ends, args.index_key.keys());
+  ops::validate_pages(kName, args.index_key, args.starts, args.ends);
   run_first(kName, kList, args, workspace);
 }
 

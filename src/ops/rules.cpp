@@ -276,6 +276,14 @@ void check_selection(const char* operation, const Tensor& topk_indices, const Te
                "[rows, topk]");
 }
 
+void check_kept(const char* operation, std::int32_t keep_first, std::int32_t keep_last,
+                std::int64_t topk) {
+  WINNOW_CHECK(operation,
+               keep_first >= 0 && keep_last >= 0 && std::int64_t{keep_first} + keep_last <= topk,
+               "keep_first and keep_last must be from 0 to topk = {} together, got {} and {}", topk,
+               keep_first, keep_last);
+}
+
 void check_indexer_gradients(const char* operation, const Tensor& index_query,
                              const Tensor& index_key, const Tensor& d_index_query,
                              const Tensor& d_index_key, const Tensor& d_index_weights) {

@@ -94,6 +94,10 @@ void check_tensor(const char* operation, const char* name, const Tensor& t, DTyp
 void check_selection(const char* operation, const Tensor& topk_indices, const Tensor& topk_lengths,
                      const Tensor& topk_scores, DType score_dtype, std::int64_t rows);
 
+// Keys that a selection keeps whatever their score: not negative, and no more than topk.
+void check_kept(const char* operation, std::int32_t keep_first, std::int32_t keep_last,
+                std::int64_t topk);
+
 // The gradients of the indexer's inputs: d_index_query [rows, index_heads, index_dim], d_index_key
 // [keys, index_dim], d_index_weights [rows, index_heads].
 void check_indexer_gradients(const char* operation, const Tensor& index_query,

@@ -30,6 +30,7 @@ void check(const SelectTopkArgs& a) {
   ops::check_ranges(kName, a.starts, a.ends, a.scores.shape[0]);
   ops::check_selection(kName, a.topk_indices, a.topk_lengths, a.topk_scores,
                        ops::wide_dtype(a.scores.dtype), a.scores.shape[0]);
+  ops::check_kept(kName, a.keep_first, a.keep_last, a.topk_indices.shape[1]);
   ops::check_memory(kName, inputs_of(a), outputs_of(a));
 }
 

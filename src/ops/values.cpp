@@ -32,6 +32,25 @@ void validate_ranges(const char* operation, const Tensor& starts, const Tensor& 
   }
 }
 
+void validate_pages(const char* operation, const KeyView& keys, const Tensor& starts,
+                    const Tensor& ends) {
+  if (!validation() || !keys.paged()) return;
+  for (std::int64_t i = 0; i < starts.shape[0]; ++i) {
+    const RowRange range = row_range(starts, ends, i, keys.keys());
+    if (range.length() == 0) continue;
+    const std::int64_t request = int_at(keys.row_request, i), pages = keys.data.shape[0];
+    WINNOW_CHECK(operation, request >= 0 && request < keys.block_table.shape[0],
+                 "row_request must be from 0 to {}, got {} in row {}",
+                 keys.block_table.shape[0] - 1, request, i);
+    for (std::int64_t c = range.start / keys.page_size(); c * keys.page_size() < range.end; ++c) {
+      const std::int32_t page = id_at(keys.block_table, request, c);
+      WINNOW_CHECK(operation, page >= 0 && page < pages,
+                   "block_table must hold pages from 0 to {}, got {} for request {} column {}",
+                   pages - 1, page, request, c);
+    }
+  }
+}
+
 void validate_slots(const char* operation, const Tensor& starts, const Tensor& ends,
                     std::int64_t keys, const Tensor& topk_indices, const Tensor& topk_lengths) {
   if (!validation()) return;

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <limits>
 
+#include "winnow/key_view.h"
 #include "winnow/tensor.h"
 
 namespace winnow::ops {
@@ -15,6 +16,11 @@ inline constexpr std::int64_t kAnyKey = std::numeric_limits<std::int32_t>::max()
 // Rows whose length is negative, or that are not empty and stick out of `keys` keys.
 void validate_ranges(const char* operation, const Tensor& starts, const Tensor& ends,
                      std::int64_t keys);
+
+// Of keys in pages, for rows that are not empty: requests outside [0, requests), and pages of the
+// row's range outside [0, pages).
+void validate_pages(const char* operation, const KeyView& keys, const Tensor& starts,
+                    const Tensor& ends);
 
 // The ranges; topk_lengths (may be left out) outside [0, topk]; in topk_indices (may be left out),
 // up to the row's length, ids that are neither -1 nor in the row's range, and ids that stand twice.

@@ -1,5 +1,6 @@
 // Scores in double, rounded to the dtype in which index_scores would give them (f32, or f64 for
 // f64), and the rule of selection.h.
+#include "base/selection_statistics.h"
 #include "ref/implementations.h"
 #include "ref/index_score.h"
 #include "ref/selection.h"
@@ -16,13 +17,14 @@ void run(const IndexTopkArgs& a, Workspace workspace) {
   const bool round = a.index_query.dtype != DType::kF64;
   for (std::int64_t i = 0; i < a.index_query.shape[0]; ++i) {
     const RowRange range = row_range(a.starts, a.ends, i, keys);
-    Selection selection(workspace, a.topk_indices.shape[1], keys);
+    Selection selection(workspace, keys, a, range);
     for (std::int64_t j = range.start; j < range.end; ++j) {
       const double score = index_score_of(a, i, j);
       selection.offer(round ? static_cast<float>(score) : score, j);
     }
     selection.write(a.topk_indices, a.topk_lengths, a.topk_scores, i);
   }
+  note_selection({a.index_query.shape[0], 1, 0});
 }
 
 }  // namespace

@@ -22,8 +22,8 @@ inline KeyPlace place_of(const KeyView& view, const Tensor& data, std::int64_t r
   const Tensor& table = view.block_table;
   const std::int64_t request = number(view.row_request, row * view.row_request.strides[0]);
   if (request < 0 || request >= table.shape[0]) return {};
-  const std::int64_t page = number(
-      table, request * table.strides[0] + j / view.page_size() * table.strides[1]);
+  const std::int64_t page =
+      number(table, request * table.strides[0] + j / view.page_size() * table.strides[1]);
   if (page < 0 || page >= data.shape[0]) return {};
   Tensor keys = data;  // the page alone
   keys.data = data.as<char>() + page * data.strides[0] * dtype_bytes(data.dtype);

@@ -1,6 +1,7 @@
 // The k best keys of every row, by given scores: the rule of selection.h over the row's range.
 #include <limits>
 
+#include "base/selection_statistics.h"
 #include "ref/implementations.h"
 #include "ref/selection.h"
 
@@ -14,13 +15,15 @@ std::int64_t workspace_bytes(const SelectTopkArgs& a) {
 void run(const SelectTopkArgs& a, Workspace workspace) {
   const std::int64_t width = a.scores.shape[1];
   for (std::int64_t i = 0; i < a.scores.shape[0]; ++i) {
-    const RowRange range = row_range(a.starts, a.ends, i, std::numeric_limits<std::int32_t>::max());
-    Selection selection(workspace, a.topk_indices.shape[1], width);
-    for (std::int64_t t = 0; t < range.length() && t < width; ++t) {
+    RowRange range = row_range(a.starts, a.ends, i, std::numeric_limits<std::int32_t>::max());
+    range.end = std::min(range.end, range.start + width);
+    Selection selection(workspace, width, a, range);
+    for (std::int64_t t = 0; t < range.length(); ++t) {
       selection.offer(get(a.scores, i, t), range.start + t);
     }
     selection.write(a.topk_indices, a.topk_lengths, a.topk_scores, i);
   }
+  note_selection({a.scores.shape[0], 1, 0});
 }
 
 }  // namespace
