@@ -65,8 +65,8 @@ Floats gauss(std::int64_t n) {
 TEST(LongRows, SpansDependOnTheShapeAndChangeNothing) {
   for (const std::int64_t n : {(1 << 19) - 1, 1 << 19, 1500001}) {
     const Floats scores = gauss(n);
-    const Selection s(make_tensor(scores.data(), DType::kF32, {1, n}),
-                      static_cast<std::int32_t>(n), 2048);
+    const Selection s(make_tensor(scores.data(), DType::kF32, {1, n}), static_cast<std::int32_t>(n),
+                      2048);
     const Ids want = test::best_ids(scores, 2048);
     for_each_implementation(s.args, [&](const std::string& name) {
       for (const int count : {1, 2, 17, 64}) {
@@ -86,8 +86,8 @@ TEST(LongRows, PoisonPastTheRangeChangesNothing) {
   const Floats scores = gauss(kWidth);
   for (const std::int32_t length : {0, 1, 3000, 262144, 280001, 1099999}) {
     const Ids want = test::best_ids({scores.begin(), scores.begin() + length}, 300, 7);
-    for (const float poison : {std::numeric_limits<float>::quiet_NaN(),
-                               std::numeric_limits<float>::infinity(), 3e38f}) {
+    for (const float poison :
+         {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), 3e38f}) {
       Floats row = scores;
       std::fill(row.begin() + length, row.end(), poison);
       const Selection s(make_tensor(row.data(), DType::kF32, {1, kWidth}), 7 + length, 300, 7);

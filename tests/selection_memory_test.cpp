@@ -168,8 +168,8 @@ TEST(SelectionMemory, BudgetsThreadsAndBatchesChangeNothing) {
       a.topk_scores = alone.scores;
       Scratch scratch;
       index_topk(a, scratch.get(index_topk_workspace_bytes(a)));
-      EXPECT_EQ(std::memcmp(alone.indices.view().data,
-                            want.data() + i * topk * 4, static_cast<std::size_t>(topk) * 4),
+      EXPECT_EQ(std::memcmp(alone.indices.view().data, want.data() + i * topk * 4,
+                            static_cast<std::size_t>(topk) * 4),
                 0);
     }
   }

@@ -123,8 +123,7 @@ void run(const IndexTopkArgs& a, Workspace workspace) {
   auto kept = [&](std::int64_t row) { return KeptKeys(in.range(row), a.keep_first, a.keep_last); };
 
   parallel_lanes(
-      plan.row_blocks * plan.spans, plan.workers,
-      [&](std::int64_t task, std::int64_t worker) {
+      plan.row_blocks * plan.spans, plan.workers, [&](std::int64_t task, std::int64_t worker) {
         const std::int64_t first_row = task / plan.spans * plan.scorer.rows, s = task % plan.spans;
         const std::int64_t row_count = min64(plan.scorer.rows, plan.rows - first_row);
         const Scratch scratch = scratch_of(worker);
@@ -153,15 +152,13 @@ void run(const IndexTopkArgs& a, Workspace workspace) {
         }
       });
   if (plan.spans > 1) {
-    parallel_lanes(
-        plan.rows, plan.workers,
-        [&](std::int64_t row, std::int64_t worker) {
-          const Scratch scratch = scratch_of(worker);
-          TopkStream stream;
-          scratch.streams.start(stream, 0, a.keep_minus_inf);
-          parts.merge(row, stream);
-          kept(row).write(stream, output(row));
-        });
+    parallel_lanes(plan.rows, plan.workers, [&](std::int64_t row, std::int64_t worker) {
+      const Scratch scratch = scratch_of(worker);
+      TopkStream stream;
+      scratch.streams.start(stream, 0, a.keep_minus_inf);
+      parts.merge(row, stream);
+      kept(row).write(stream, output(row));
+    });
   }
   note_selection({plan.rows, plan.spans, 0});
 }
