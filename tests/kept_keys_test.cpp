@@ -71,7 +71,9 @@ void expect(const Floats& scores, const Options& o, const Ids& want) {
     EXPECT_EQ(lengths.as<std::int32_t>()[0], length);
     EXPECT_EQ(Ids(ids.as<std::int32_t>(), ids.as<std::int32_t>() + length), want);
     for (std::int64_t s = 0; s < o.k; ++s) {
-      if (s >= length) EXPECT_EQ(ids.as<std::int32_t>()[s], -1);
+      if (s >= length) {
+        EXPECT_EQ(ids.as<std::int32_t>()[s], -1);
+      }
       EXPECT_EQ(
           payload.as<float>()[s],
           s < length ? scores[static_cast<std::size_t>(want[static_cast<std::size_t>(s)])] : -kInf);

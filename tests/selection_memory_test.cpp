@@ -1,5 +1,6 @@
 // The memory of index_topk: asked before, within its budget, never exceeded, and without influence
 // on what is selected. Every allocation of the process is counted while a call runs.
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <atomic>
