@@ -2,16 +2,16 @@
 //
 // A stream alone is slow where scores rise along the row: then every score passes the threshold of
 // its time. So a long row is sampled first: a floor that about 1.4 k scores are expected to reach
-// spares nearly all appending and cutting. If fewer than k reach it, the row is streamed once more
-// without it, a repair: the sample decides the time, never the result. Columns that do not lie side
-// by side are copied in blocks, without a sample.
+// spares nearly all appending and cutting. If fewer than k reach it, the row is streamed once more,
+// a repair, by a sample of other places and at last by none: samples decide the time, never the
+// result. Columns that do not lie side by side are copied in blocks, without a sample.
 //
 // Tasks: rows times spans of at least 256 Ki columns, so that one long row has work for several
 // threads; the number of spans depends on the shape only.
 //
 // Bound by reading: one comparison per score, 32 scores per branch. Measured on one core of a
 // shared Zen 3, 131072 -> 2048: 0.04-0.06 ms for Gaussian scores, 0.02-0.03 ms for ascending ones,
-// at most 0.076 ms (a plateau of zeros) over ten kinds of data.
+// at most 0.076 ms (a plateau of zeros) over ten kinds of data, 0.05 ms with a repair.
 #include "winnow/select_topk.h"
 
 #include "base/cpu_features.h"
@@ -69,9 +69,12 @@ std::int64_t workspace_bytes(const SelectTopkArgs& a) {
 // A floor that about 1.25 k + 16 n / 4096 of the n scores reach, by a sample; -inf if too few of
 // the sample are candidates. Work: kSample + 8 numbers.
 template <class T>
-float sampled_floor(const T* scores, std::int64_t n, std::int64_t k, std::int32_t* work) {
-  for (std::int64_t p = 0; p < kPieces; ++p) {
-    const T* piece = scores + p * (n - kPiece) / (kPieces - 1);
+float sampled_floor(const T* scores, std::int64_t n, std::int64_t k, int attempt,
+                    std::int32_t* work) {
+  for (std::int64_t p = 0; p < kPieces;
+       ++p) {  // the second attempt looks between the first's pieces
+    const T* piece = scores + (attempt == 0 ? p * (n - kPiece) / (kPieces - 1)
+                                            : (2 * p + 1) * (n - kPiece) / (2 * kPieces));
     for (std::int64_t i = 0; i < kPiece; i += 8) {
       const F8 x = load(piece + i);
       const I8 candidate = x > splat(kMinusInf);
@@ -89,6 +92,7 @@ template <class T>
 std::int64_t select_row(const T* scores, std::int64_t stride, std::int64_t n, std::int64_t first_id,
                         bool keep_minus_inf, TopkStream& stream, const StreamScratch& scratch) {
   const std::int64_t k = scratch.k;
+  std::int64_t repairs = 0;
   scratch.start(stream, 0, keep_minus_inf);
   if (stride != 1) {
     float block[512];
@@ -100,18 +104,18 @@ std::int64_t select_row(const T* scores, std::int64_t stride, std::int64_t n, st
     return 0;
   }
   if (n >= 4 * k && n >= 4 * kSample) {
-    const float floor = sampled_floor(scores, n, k, scratch.work);
-    if (floor > kMinusInf) {
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      const float floor = sampled_floor(scores, n, k, attempt, scratch.work);
+      if (floor == kMinusInf) break;
       stream.set_floor(floor);
       stream.push(scores, n, first_id);
-      if (stream.finish(k) == k) return 0;
+      if (stream.finish(k) == k) return repairs;
+      ++repairs;
       scratch.start(stream, 0, keep_minus_inf);
-      stream.push(scores, n, first_id);
-      return 1;
     }
   }
   stream.push(scores, n, first_id);
-  return 0;
+  return repairs;
 }
 
 void run(const SelectTopkArgs& a, Workspace workspace) {
