@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <cmath>
 #include <cstring>
@@ -338,6 +339,49 @@ TEST(AppendPools, PaddingTouchesNothing) {
       }
     }
   });
+}
+
+// Rings and pages more than 2^31 elements apart.
+TEST(AppendPools, OffsetsBeyond32Bits) {
+  constexpr std::int64_t kStride = (1ll << 31) + 4096, kDim = 8;
+  const std::size_t bytes = static_cast<std::size_t>(kStride + 64) * sizeof(float);
+  float* memory[3];
+  for (float*& m : memory) {
+    void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) GTEST_SKIP() << "no address space for " << bytes << " bytes";
+    m = static_cast<float*>(p);
+  }
+  const Sequence sequence(DType::kF32, 2, kDim, 2, 9);
+  const auto ids = [](const Ids& list) {
+    return make_tensor(list.data(), DType::kI32, {std::ssize(list)});
+  };
+  const Ids cuts{0, 1}, rings{1}, slots{3};
+  AppendPoolsArgs args = any_args(DType::kF32, 2);
+  args.ape = sequence.ape;
+  args.cu_seqlens = ids(cuts);
+  args.rings = ids(rings);
+  args.pool_slots = ids(slots);
+  args.page_size = 4;
+  args.open_key = make_tensor(memory[0], DType::kF32, {2, 1, kDim});
+  args.open_gate = make_tensor(memory[1], DType::kF32, {2, 1, kDim});
+  args.pooled_key = make_tensor(memory[2], DType::kF32, {2, 2, kDim});
+  for (Tensor* t : {&args.open_key, &args.open_gate, &args.pooled_key}) t->strides[0] = kStride;
+  for_each_implementation(args, [&](const std::string& name) {
+    sequence.pool(name);
+    for (std::int32_t position = 0; position < 2; ++position) {
+      const Ids context{position};
+      args.context = ids(context);
+      args.index_key = sequence.key.view().rows(position, 1);
+      args.gate = sequence.gate.view().rows(position, 1);
+      append_pools(args, {});
+    }
+    EXPECT_EQ(
+        std::memcmp(memory[2] + kStride + kDim, sequence.pooled.view().data, kDim * sizeof(float)),
+        0);
+    std::fill_n(memory[2] + kStride + kDim, kDim, 0.f);
+  });
+  for (float* m : memory) munmap(m, bytes);
 }
 
 TEST(AppendPools, ValidationNamesTheValue) {

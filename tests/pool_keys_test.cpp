@@ -2,6 +2,7 @@
 #include "winnow/pool_keys.h"
 
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <cmath>
 #include <cstring>
@@ -184,6 +185,39 @@ TEST(PoolKeys, StridedInputsEqualContiguousOnes) {
       EXPECT_EQ(at(wide, n), d >= 0 && d < 9 ? at(plain, n / 30 * 9 + d) : 0) << n;
     }
   });
+}
+
+// Tokens and pools more than 2^31 elements apart, in memory that exists only where it is touched.
+TEST(PoolKeys, OffsetsBeyond32Bits) {
+  constexpr std::int64_t kStride = (1ll << 31) + 4096, kDim = 9;
+  const std::size_t bytes = static_cast<std::size_t>(kStride + 64) * sizeof(float);
+  float* memory[3];
+  for (float*& m : memory) {
+    void* p = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) GTEST_SKIP() << "no address space for " << bytes << " bytes";
+    m = static_cast<float*>(p);
+  }
+  const Inputs in(DType::kF32, 2, kDim, 2, {0, -1});
+  const Array plain(DType::kF32, {2, kDim});
+  PoolKeysArgs args = in.args(make_tensor(memory[2], DType::kF32, {2, kDim}));
+  args.index_key.data = memory[0];
+  args.gate.data = memory[1];
+  for (Tensor* t : {&args.index_key, &args.gate, &args.pooled_key}) t->strides[0] = kStride;
+  for (std::int64_t t = 0; t < 2; ++t) {
+    std::memcpy(memory[0] + t * kStride, in.key.as<float>() + t * kDim, kDim * sizeof(float));
+    std::memcpy(memory[1] + t * kStride, in.gate.as<float>() + t * kDim, kDim * sizeof(float));
+  }
+  for_each_implementation(args, [&](const std::string&) {
+    run(in.args(plain));
+    memory[2][kStride] = 7;  // the second pool is absent
+    run(args);
+    for (std::int64_t d = 0; d < kDim; ++d) {
+      EXPECT_EQ(memory[2][d], plain.as<float>()[d]);
+      EXPECT_EQ(memory[2][kStride + d], 0);
+    }
+  });
+  for (float* m : memory) munmap(m, bytes);
 }
 
 TEST(PoolKeys, ErrorsNameTheRule) {

@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
+#include <new>
 #include <numeric>
 #include <set>
 #include <vector>
@@ -21,6 +24,21 @@
 #include "winnow/pool_keys.h"
 #include "winnow/pools.h"
 #include "winnow/select_topk.h"
+
+namespace {
+std::atomic<bool> watching{false};
+std::atomic<int> allocations{0};
+}  // namespace
+
+void* operator new(std::size_t bytes) {
+  if (watching) ++allocations;
+  void* p = std::malloc(bytes > 0 ? bytes : 1);
+  if (p == nullptr) throw std::bad_alloc();
+  return p;
+}
+// Out of line: GCC 12 would take its free for a mismatch with the new above.
+__attribute__((noinline)) void operator delete(void* p) noexcept { std::free(p); }
+__attribute__((noinline)) void operator delete(void* p, std::size_t) noexcept { std::free(p); }
 
 namespace winnow::testing {
 namespace {
@@ -442,6 +460,41 @@ TEST(PoolSelection, PagedStepsEqualEachRequestAlone) {
     }
     EXPECT_EQ(length, (Ids{60, 60, 60}));
   });
+}
+
+TEST(PoolSelection, AllThreeOperationsAllocateNothing) {
+  constexpr std::int64_t kTokens = 400;
+  const Tokens in(kTokens, 4, 27);
+  const PoolLayout layout = pool_layout(packed_spans(Ids{0, kTokens}), 4);
+  const RowRanges rows = causal_ranges(kTokens);
+  const Array pooled(DType::kF32, {100, kDim}), open_key(DType::kF32, {1, 3, kDim}),
+      open_gate(DType::kF32, {1, 3, kDim}), found(DType::kI32, {kTokens, 4}),
+      tokens(DType::kI32, {kTokens, 19}), lengths(DType::kI32, {kTokens});
+  const Ids cuts{0, kTokens}, context{0};
+  Ids slots(kTokens);
+  for (std::int32_t t = 0; t < kTokens; ++t) slots[static_cast<std::size_t>(t)] = t / 4;
+  const PoolKeysArgs keys{in.key, in.gate, in.ape, ids_of(layout.bases), PoolRounding::kOnce,
+                          pooled};
+  const AppendPoolsArgs append{
+      in.key,    in.gate,       in.ape, ids_of(cuts),        ids_of(context),
+      {},        ids_of(slots), 0,      PoolRounding::kOnce, open_key,
+      open_gate, pooled};
+  const ExpandPoolsArgs expand{found,  {},     ids_of(rows.starts), ids_of(rows.ends), 4, true,
+                               tokens, lengths};
+  EXPECT_EQ(pool_keys_workspace_bytes(keys) + append_pools_workspace_bytes(append) +
+                expand_pools_workspace_bytes(expand),
+            0);
+  auto all = [&] {
+    pool_keys(keys, {});
+    append_pools(append, {});
+    expand_pools(expand, {});
+  };
+  all();  // threads start, once
+  allocations = 0;
+  watching = true;
+  all();
+  watching = false;
+  EXPECT_EQ(allocations, 0);
 }
 
 // 12 tokens, and one key of an early chunk that the last query points at; all others are orthogonal.

@@ -1,8 +1,17 @@
 // Pools of KPool: which tokens they hold, which of them a row sees, where they lie in pages.
 //
 // A pool is `pool_size` tokens in a row, of one sequence; only whole pools exist. Pools have a key
-// space of their own: index_topk scores pooled keys in the row ranges that pool_ranges gives, and
-// expand_pools turns pool ids into tokens, in the token ranges.
+// space of their own:
+//
+//   pools = pool_layout(packed_spans(cu_seqlens), 4)         where they begin
+//   rows  = packed_ranges(cu_seqlens, n)                     what a row sees, in tokens
+//   seen  = pool_ranges(pools, rows)                         and in pools
+//   pool_keys(index_key, gate, ape, pools.bases)             -> pooled_key
+//   index_topk(index_query, pooled_key, weights, seen)       -> pool_indices
+//   expand_pools(pool_indices, pools.bases, rows)            -> topk_indices of sparse_attention
+//
+// Sequences that grow: append_pools in place of pool_keys, into pages at pool_slots; ranges and
+// tokens are positions inside a request then, and expand_pools needs no bases.
 #pragma once
 
 #include <cstdint>
