@@ -221,9 +221,6 @@ class KpoolComparer : private GoldenComparer {
                        "pool_keys must be [b, pools, dim]", golden_keys_);
     for (std::int64_t n = 0; n < keys.elements(); ++n)
       store_double(keys.view().data, dtype_, n, element(golden_keys_, n));
-    // ReLU lets a positive factor through: that of q . k may as well stand on the weights.
-    for (std::int64_t n = 0; n < weights.elements(); ++n)
-      store_double(weights.view().data, dtype_, n, element(weights, n) * file_.dot_scale);
     const std::int64_t selected = file_.topk / file_.pool_size,
                        tail = file_.always_select_tail ? file_.pool_size - 1 : 0;
     const Array found(DType::kI32, {file_.length, selected}), lengths(DType::kI32, {file_.length}),
@@ -236,6 +233,7 @@ class KpoolComparer : private GoldenComparer {
     select.ends = ids_of(pool_rows_.ends);
     select.topk_indices = found;
     select.topk_lengths = lengths;
+    select.dot_scale = file_.dot_scale;
     call(index_topk, index_topk_workspace_bytes, select);
     compare_lists("index_topk", e, found, lengths, &KpoolComparer::golden_pools);
 
