@@ -200,52 +200,6 @@ TEST(Pointwise, Add) {
   }
 }
 
-TEST(Hadamard, IsTheSylvesterMatrixInNaturalOrder) {
-  for (const std::int64_t dim : {1, 2, 4, 8, 16, 32, 128}) {
-    const Array x(DType::kF64, {dim, dim});
-    for (std::int64_t i = 0; i < dim; ++i) x.as<double>()[i * dim + i] = 1;
-    hadamard(x);
-    for (std::int64_t i = 0; i < dim; ++i) {
-      for (std::int64_t j = 0; j < dim; ++j) {
-        const double sign = std::popcount(static_cast<std::uint64_t>(i & j)) % 2 == 0 ? 1 : -1;
-        EXPECT_NEAR(at(x, i * dim + j), sign / std::sqrt(static_cast<double>(dim)), 1e-15);
-      }
-    }
-  }
-}
-
-TEST(Hadamard, IsItsOwnInverse) {
-  for (const DType dtype : kReal) {
-    for (const std::int64_t dim : {1, 2, 8, 64, 256}) {
-      const Array x = gauss(dtype, {3, 5, dim}, 1), twice = x.clone();
-      hadamard(twice);
-      hadamard(twice);
-      for (std::int64_t row = 0; row < 15; ++row) {
-        double norm = 0;
-        for (std::int64_t j = 0; j < dim; ++j) norm += std::pow(at(x, row * dim + j), 2);
-        // Two passes of log2(dim) sums and two scalings, each an orthogonal map: the rounding error
-        // of a row is at most gamma(2 log2(dim) + 4) of its norm.
-        const double roundings = 2 * std::log2(static_cast<double>(dim)) + 4;
-        for (std::int64_t j = 0; j < dim; ++j) {
-          EXPECT_NEAR(at(twice, row * dim + j), at(x, row * dim + j),
-                      roundings * relative_unit(dtype) * std::sqrt(norm));
-        }
-      }
-    }
-  }
-}
-
-TEST(Hadamard, RefusesOtherDimsBeforeWriting) {
-  for (const std::int64_t dim : {0, 3, 12, 96}) {
-    const Array x = gauss(DType::kF32, {2, dim}, 1), before = x.clone();
-    EXPECT_THROW(hadamard(x), Error);
-    for (std::int64_t i = 0; i < 2 * dim; ++i) EXPECT_EQ(at(x, i), at(before, i));
-  }
-}
-
-// Frequencies 1 and 0.01. The query [1, 0, 0, 0] at position 2 turns towards key 0 if neighbours
-// form pairs, towards key 1 (itself turned by position 1) if halves do: the wrong pairing picks the
-// wrong key.
 TEST(Rope, PairingDecidesWhichKeyWins) {
   const RopeTable table(3, 4, 10000, DType::kF32);
   for (const RopePairing pairing : {RopePairing::kInterleaved, RopePairing::kHalfSplit}) {

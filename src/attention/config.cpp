@@ -50,6 +50,10 @@ void validate_indexer(const AttentionConfig& config) {
                "attention.indexer.index_dim must be a power of two with "
                "attention.indexer.hadamard, got {}",
                c.index_dim);
+  if (c.precision == SelectionPrecision::kMxfp8) {
+    const std::string missing = missing_for_mxfp8(c, DType::kF32, AttentionMode::kSparse);
+    WINNOW_CHECK(kName, missing.empty(), "attention.indexer.precision \"mxfp8\" needs {}", missing);
+  }
   if (c.mode == IndexerMode::kStandard) {
     check_positive("indexer.k_norm_epsilon", c.k_norm_epsilon);
     return;
@@ -65,6 +69,19 @@ void validate_indexer(const AttentionConfig& config) {
 }
 
 }  // namespace
+
+std::string missing_for_mxfp8(const IndexerConfig& config, DType dtype, AttentionMode mode) {
+  std::string missing;
+  const auto need = [&](bool there, const std::string& sentence) {
+    if (!there) missing += (missing.empty() ? "" : "; ") + sentence;
+  };
+  need(config.index_dim % 32 == 0,
+       fmt::format("index_dim to be a multiple of 32, got {}", config.index_dim));
+  need(dtype == DType::kF32, fmt::format("a model of dtype f32, got {}", dtype_name(dtype)));
+  need(mode != AttentionMode::kWarmup,
+       "the sparse loss: the dense loss of a warm-up reads scores that are not quantised");
+  return missing;
+}
 
 double AttentionConfig::softmax_scale() const {
   return 1 / std::sqrt(static_cast<double>(qk_nope_head_dim + qk_rope_head_dim));

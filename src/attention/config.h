@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "nn/rope.h"
 
@@ -18,6 +19,16 @@ enum class IndexerMode {
   kSimplified,  // one head, no weights, no ReLU, no norm; MLA has no such indexer
 };
 
+enum class OutputPrecision {
+  kFull,  // as computed
+  kBf16,  // rounded to BF16
+};
+
+enum class SelectionPrecision {
+  kFull,   // the model's dtype
+  kMxfp8,  // E4M3 with a power of two per 32 channels, queries and keys
+};
+
 struct IndexerConfig {
   IndexerMode mode = IndexerMode::kStandard;
   std::int64_t index_heads = 0;  // simplified: 1
@@ -28,6 +39,21 @@ struct IndexerConfig {
   bool relu = true;
   bool hadamard = false;      // rotate index queries and keys after RoPE; index_dim a power of two
   double k_norm_epsilon = 0;  // of the LayerNorm on the index key
+
+  // Roundings of training in BF16, for parity with models that had them. The norm and the projection
+  // themselves are computed in the model's dtype; gradients pass the roundings as if there were none.
+  OutputPrecision k_norm_output = OutputPrecision::kFull;  // of the normed index key
+  OutputPrecision weights_output =
+      OutputPrecision::kFull;  // of the projection, and of its scalings
+  // What the selection is scored in. The loss always scores in the model's dtype.
+  SelectionPrecision precision = SelectionPrecision::kFull;
+};
+
+// What the layer attends to.
+enum class AttentionMode {
+  kDense,   // all visible keys; the indexer does not run
+  kWarmup,  // all visible keys; the indexer learns from the dense loss
+  kSparse,  // the indexer's selection; it learns from the sparse loss
 };
 
 struct AttentionConfig {
@@ -55,11 +81,8 @@ struct AttentionConfig {
 // Throws with option, rule and value.
 void validate(const AttentionConfig& config);
 
-// What the layer attends to.
-enum class AttentionMode {
-  kDense,   // all visible keys; the indexer does not run
-  kWarmup,  // all visible keys; the indexer learns from the dense loss
-  kSparse,  // the indexer's selection; it learns from the sparse loss
-};
+// Everything that keeps a call from selecting with MXFP8 scores, in one sentence; "" if nothing does.
+// There is no other precision to fall back to in silence.
+std::string missing_for_mxfp8(const IndexerConfig& config, DType dtype, AttentionMode mode);
 
 }  // namespace winnow::attention

@@ -7,10 +7,24 @@
 #include "base/numbers.h"
 #include "nn/matmul.h"
 #include "nn/norm.h"
-#include "nn/pointwise.h"
+#include "winnow/hadamard.h"
+#include "winnow/quantise.h"
 
 namespace winnow::attention {
 namespace {
+
+void round_to_bf16(const Tensor& t) {  // contiguous
+  for (std::int64_t i = 0; i < t.elements(); ++i) {
+    const BF16 rounded = from_double<BF16>(load_double(t.data, t.dtype, i));
+    store_double(t.data, t.dtype, i, to_double(rounded));
+  }
+}
+
+// MXFP8: a power of two per 32 channels, rounded up.
+void quantise_mxfp8(const Tensor& input, const Tensor& data, const Tensor& scale, Memory& memory) {
+  call(quantise, quantise_workspace_bytes, QuantiseArgs{input, true, 0, data, scale},
+       memory.scratch);
+}
 
 void fill(const Tensor& t, double value) {
   for (std::int64_t i = 0; i < t.elements(); ++i) store_double(t.data, t.dtype, i, value);
@@ -53,21 +67,29 @@ void Indexer::forward(const Tensor& x, const Tensor& query_input, const Rows& ro
     nn::linear(x, key_->value, memory.k_projected.fit(dtype_, {n, c_.index_dim}));
     nn::layer_norm(memory.k_projected, norm_weight_->value, norm_bias_->value, c_.k_norm_epsilon,
                    key, memory.k_mean.fit(dtype_, {n}), memory.k_scale.fit(dtype_, {n}));
+    if (c_.k_norm_output == OutputPrecision::kBf16) round_to_bf16(key);
     nn::linear(x, weights_->value, weights);
-    scale(weights, weight_scale());
+    scale_weights(weights);
   } else {
     nn::linear(x, key_->value, key);
     fill(weights, weight_scale());
   }
-  rotate(query, rows, false);
-  rotate(as_one_head(key), rows, false);
+  rotate(query, rows, false, memory);
+  rotate(as_one_head(key), rows, false, memory);
+  if (c_.precision != SelectionPrecision::kMxfp8) return;
+  const std::int64_t groups = c_.index_dim / 32;
+  quantise_mxfp8(query,
+                 memory.index_query_data.fit(DType::kE4M3, {n, c_.index_heads, c_.index_dim}),
+                 memory.index_query_scale.fit(DType::kE8M0, {n, c_.index_heads, groups}), memory);
+  quantise_mxfp8(key, cache.index_key_data.view().rows(rows.first_key, n),
+                 cache.index_key_scale.view().rows(rows.first_key, n), memory);
 }
 
 void Indexer::backward(const Tensor& x, const Tensor& query_input, const Rows& rows,
                        Memory& memory) {
   const Tensor detached;  // a gradient that nobody gets
-  rotate(memory.d_index_query, rows, true);
-  rotate(as_one_head(memory.d_index_key), rows, true);
+  rotate(memory.d_index_query, rows, true, memory);
+  rotate(as_one_head(memory.d_index_key), rows, true, memory);
   nn::linear_backward(query_input, query_->value, join_heads(memory.d_index_query), detached,
                       query_->grad);
   if (!standard()) {
@@ -86,14 +108,27 @@ double Indexer::weight_scale() const {
   return 1 / std::sqrt(static_cast<double>(c_.index_heads) * static_cast<double>(c_.index_dim));
 }
 
+// With weights in BF16: the projection's result is rounded, and so is each of two products.
+void Indexer::scale_weights(const Tensor& weights) const {
+  if (c_.weights_output == OutputPrecision::kFull) return scale(weights, weight_scale());
+  round_to_bf16(weights);
+  for (const std::int64_t size : {c_.index_heads, c_.index_dim}) {
+    scale(weights, 1 / std::sqrt(static_cast<double>(size)));
+    round_to_bf16(weights);
+  }
+}
+
 // RoPE, then Hadamard; their inverses in the other order. t [rows, heads, index_dim], contiguous.
-void Indexer::rotate(const Tensor& t, const Rows& rows, bool inverse) const {
-  if (c_.hadamard && inverse) nn::hadamard(t);
+void Indexer::rotate(const Tensor& t, const Rows& rows, bool inverse, Memory& memory) const {
+  const auto turn = [&] {
+    call(hadamard, hadamard_workspace_bytes, HadamardArgs{t, t}, memory.scratch);
+  };
+  if (c_.hadamard && inverse) turn();
   if (c_.rope_dim > 0) {
     const std::int64_t first = rope_first_ ? 0 : c_.index_dim - c_.rope_dim;
     nn::rope(t.channels(first, c_.rope_dim), rows.positions, rope_, c_.rope_pairing, inverse);
   }
-  if (c_.hadamard && !inverse) nn::hadamard(t);
+  if (c_.hadamard && !inverse) turn();
 }
 
 }  // namespace winnow::attention

@@ -3,7 +3,8 @@
 //   index_query = rope(query_input . wq^T)         index_key = rope(norm(x . wk^T))
 //   index_weights = x . weights_proj^T * index_heads^-0.5 * index_dim^-0.5
 //
-// Both optionally rotated by the Hadamard matrix after RoPE. RoPE turns the first rope_dim channels
+// Both optionally rotated by the Hadamard matrix after RoPE, and, where the selection is scored in
+// MXFP8, quantised beside. RoPE turns the first rope_dim channels
 // for MLA, the last for GQA. The simplified indexer has one head, no norm, and the constant weight
 // index_dim^-0.5.
 //
@@ -24,7 +25,8 @@ class Indexer {
   Indexer(const AttentionConfig& config, const nn::RopeTable& rope, ParameterList& parameters,
           const std::string& prefix, DType dtype);
 
-  // Fills memory.index_query and memory.index_weights, and the rows' index keys in the cache.
+  // Fills memory.index_query and memory.index_weights, and the rows' index keys in the cache; all in
+  // MXFP8 too where the selection needs it.
   // query_input is the normed query latent, or x where there is none.
   void forward(const Tensor& x, const Tensor& query_input, const Rows& rows, KeyCache& cache,
                Memory& memory);
@@ -37,7 +39,8 @@ class Indexer {
   bool standard() const { return c_.mode == IndexerMode::kStandard; }
   // index_heads^-0.5 * index_dim^-0.5
   double weight_scale() const;
-  void rotate(const Tensor& t, const Rows& rows, bool inverse) const;
+  void scale_weights(const Tensor& weights) const;
+  void rotate(const Tensor& t, const Rows& rows, bool inverse, Memory& memory) const;
 
   const IndexerConfig c_;
   const bool rope_first_;

@@ -1,5 +1,7 @@
 #include "attention/layer.h"
 
+#include <cmath>
+
 #include "base/check.h"
 #include "base/numbers.h"
 #include "base/row_range.h"
@@ -41,6 +43,10 @@ LayerResult Layer::forward(const Tensor& x, const Rows& rows, const LayerOptions
   const std::int64_t n = rows.count();
   const bool warmup = options.mode == AttentionMode::kWarmup;
   sparse_ = options.mode == AttentionMode::kSparse;
+  if (c_.indexer.precision == SelectionPrecision::kMxfp8) {
+    const std::string missing = missing_for_mxfp8(c_.indexer, dtype_, options.mode);
+    WINNOW_CHECK("attention", missing.empty(), "indexer precision \"mxfp8\" needs {}", missing);
+  }
   projection_->forward(x, rows, cache);
   const Keys keys = keys_of(cache, rows.keys());
 
@@ -108,6 +114,10 @@ Layer::Keys Layer::keys_of(const KeyCache& cache, std::int64_t keys) const {
   view.key = cache.key.view().rows(0, keys);
   if (c_.kind == AttentionKind::kGqa) view.value = cache.value.view().rows(0, keys);
   view.index_key = cache.index_key.view().rows(0, keys);
+  if (c_.indexer.precision == SelectionPrecision::kMxfp8) {
+    view.index_key_data = cache.index_key_data.view().rows(0, keys);
+    view.index_key_scale = cache.index_key_scale.view().rows(0, keys);
+  }
   return view;
 }
 
@@ -118,19 +128,25 @@ void Layer::select(const Rows& rows, const Keys& keys, Memory& memory, bool reus
   const std::int64_t n = rows.count(), topk = c_.indexer.topk;
   Tensor scores;
   if (with_scores) scores = memory.topk_scores.fit(dtype_, {n, topk});
+  const bool mxfp8 = c_.indexer.precision == SelectionPrecision::kMxfp8;
   if (!reuse) {
     IndexTopkArgs a;
-    a.index_query = memory.index_query;
-    a.index_key = keys.index_key;
+    a.index_query = mxfp8 ? memory.index_query_data : memory.index_query;
+    a.index_key = mxfp8 ? keys.index_key_data : keys.index_key;
+    if (mxfp8) {
+      a.index_query_scale = memory.index_query_scale;
+      a.index_key_scale = keys.index_key_scale;
+    }
     a.index_weights = memory.index_weights;
     a.starts = rows.starts;
     a.ends = rows.ends;
     a.relu = c_.indexer.relu;
     a.topk_indices = topk_indices_.fit(DType::kI32, {n, topk});
     a.topk_lengths = topk_lengths_.fit(DType::kI32, {n});
-    a.topk_scores = scores;
+    a.topk_scores = mxfp8 ? memory.selection_scores.fit(DType::kF32, {n, topk}) : scores;
     call(index_topk, index_topk_workspace_bytes, a, memory.scratch);
-    return;
+    if (!mxfp8) return;
+    drop_unusable(a.topk_scores);
   }
   const std::int64_t held = topk_indices_.view().empty() ? 0 : topk_indices_.view().shape[0];
   WINNOW_CHECK("attention", held == n, "a frozen selection of {} rows cannot serve {} rows", held,
@@ -146,6 +162,22 @@ void Layer::select(const Rows& rows, const Keys& keys, Memory& memory, bool reus
   a.relu = c_.indexer.relu;
   a.topk_scores = scores;
   call(index_scores_at, index_scores_at_workspace_bytes, a, memory.scratch);
+}
+
+// A score in MXFP8 that is not finite says nothing of the one that the loss will see: its slot is
+// taken out. (NaN and -inf are never selected; what is left is +inf.)
+void Layer::drop_unusable(const Tensor& scores) {
+  const std::int64_t topk = c_.indexer.topk;
+  for (std::int64_t i = 0; i < scores.shape[0]; ++i) {
+    std::int32_t* ids = topk_indices_.as<std::int32_t>() + i * topk;
+    std::int32_t& length = topk_lengths_.as<std::int32_t>()[i];
+    std::int32_t kept = 0;
+    for (std::int32_t s = 0; s < length; ++s) {
+      if (std::isfinite(scores.as<float>()[i * topk + s])) ids[kept++] = ids[s];
+    }
+    for (std::int32_t s = kept; s < length; ++s) ids[s] = -1;
+    length = kept;
+  }
 }
 
 void Layer::attend(const Rows& rows, const Keys& keys, bool sparse, const Tensor& attended,

@@ -6,6 +6,9 @@
 // - kDense: attention reads all visible keys; the indexer does not run.
 // - kWarmup: dense attention; the indexer learns from the KL over all visible keys.
 //
+// With precision kMxfp8 the selection alone is scored in MXFP8; what the loss learns from is scored
+// again, for the selected keys, from the inputs that were not quantised.
+//
 // The indexer's gradient depends on nothing that comes after the layer, so the forward computes it:
 // the indexer's activations need not outlive the layer. The backward is the language loss's alone;
 // it never touches the indexer.
@@ -53,10 +56,11 @@ class Layer {
 
  private:
   struct Keys {
-    Tensor key, value, index_key;
+    Tensor key, value, index_key, index_key_data, index_key_scale;
   };
   Keys keys_of(const KeyCache& cache, std::int64_t keys) const;
   void select(const Rows& rows, const Keys& keys, Memory& memory, bool reuse, bool with_scores);
+  void drop_unusable(const Tensor& scores);
   void attend(const Rows& rows, const Keys& keys, bool sparse, const Tensor& attended,
               const Tensor& lse, Memory& memory) const;
   void targets(const Rows& rows, const Keys& keys, const Tensor& lse, Memory& memory) const;

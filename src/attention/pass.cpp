@@ -10,6 +10,10 @@ void KeyCache::fit(const AttentionConfig& config, DType dtype, std::int64_t capa
     value.fit(dtype, {capacity, config.kv_heads, config.v_head_dim});
   }
   index_key.fit(dtype, {capacity, config.indexer.index_dim});
+  if (config.indexer.precision == SelectionPrecision::kMxfp8) {
+    index_key_data.fit(DType::kE4M3, {capacity, config.indexer.index_dim});
+    index_key_scale.fit(DType::kE8M0, {capacity, config.indexer.index_dim / 32});
+  }
 }
 
 RopeTables::RopeTables(const AttentionConfig& config, DType dtype) {

@@ -25,6 +25,9 @@ struct KeyCache {
   Buffer key;        // [capacity, kv_heads, dim_qk]; MLA: [capacity, 1, kv_lora_rank + rope]
   Buffer value;      // [capacity, kv_heads, v_head_dim]; MLA: none, it is part of the key
   Buffer index_key;  // [capacity, index_dim]
+  // The same in MXFP8, where the indexer selects with it.
+  Buffer index_key_data;   // e4m3 [capacity, index_dim]
+  Buffer index_key_scale;  // e8m0 [capacity, index_dim / 32]
 
   void fit(const AttentionConfig& config, DType dtype, std::int64_t capacity);
 };
@@ -43,6 +46,7 @@ struct Memory {
   Buffer d_q, d_q_latent, d_q_down, d_latent, d_heads;
   // The indexer's activations: its gradient is complete within the layer's forward.
   Buffer index_query, index_weights, k_projected, k_mean, k_scale;
+  Buffer index_query_data, index_query_scale, selection_scores;  // MXFP8
   Buffer topk_scores, target, kl, d_scores, d_index_query, d_index_key, d_index_weights, d_k;
   // A second, dense attention that measures what the selection catches.
   Buffer dense_attended, dense_lse;

@@ -16,6 +16,8 @@ using attention::AttentionConfig;
 using attention::AttentionKind;
 using attention::IndexerConfig;
 using attention::IndexerMode;
+using attention::OutputPrecision;
+using attention::SelectionPrecision;
 using nlohmann::json;
 
 constexpr char kName[] = "config";
@@ -36,6 +38,17 @@ const Words<IndexerMode>& mode_words() {
 const Words<nn::RopePairing>& pairing_words() {
   static const Words<nn::RopePairing> words = {{"interleaved", nn::RopePairing::kInterleaved},
                                                {"half_split", nn::RopePairing::kHalfSplit}};
+  return words;
+}
+
+const Words<OutputPrecision>& output_words() {
+  static const Words<OutputPrecision> words = {{"full", OutputPrecision::kFull},
+                                               {"bf16", OutputPrecision::kBf16}};
+  return words;
+}
+const Words<SelectionPrecision>& precision_words() {
+  static const Words<SelectionPrecision> words = {{"full", SelectionPrecision::kFull},
+                                                  {"mxfp8", SelectionPrecision::kMxfp8}};
   return words;
 }
 
@@ -60,9 +73,15 @@ IndexerConfig read_indexer(const json& object) {
   c.hadamard = reader.boolean("hadamard");
   if (c.mode == IndexerMode::kStandard) {
     c.k_norm_epsilon = reader.number("k_norm_epsilon");
+    if (reader.has("k_norm_output")) c.k_norm_output = reader.word("k_norm_output", output_words());
+    if (reader.has("weights_output")) {
+      c.weights_output = reader.word("weights_output", output_words());
+    }
   } else {
-    reader.refuse({"k_norm_epsilon"}, "belongs to mode \"standard\", mode is \"simplified\"");
+    reader.refuse({"k_norm_epsilon", "k_norm_output", "weights_output"},
+                  "belongs to mode \"standard\", mode is \"simplified\"");
   }
+  if (reader.has("precision")) c.precision = reader.word("precision", precision_words());
   reader.finish();
   return c;
 }
@@ -103,7 +122,12 @@ json write_indexer(const IndexerConfig& c) {
                  {"rope_pairing", word_of(c.rope_pairing, pairing_words())},
                  {"relu", c.relu},
                  {"hadamard", c.hadamard}};
-  if (c.mode == IndexerMode::kStandard) object["k_norm_epsilon"] = c.k_norm_epsilon;
+  if (c.mode == IndexerMode::kStandard) {
+    object["k_norm_epsilon"] = c.k_norm_epsilon;
+    object["k_norm_output"] = word_of(c.k_norm_output, output_words());
+    object["weights_output"] = word_of(c.weights_output, output_words());
+  }
+  object["precision"] = word_of(c.precision, precision_words());
   return object;
 }
 

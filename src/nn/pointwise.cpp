@@ -1,6 +1,5 @@
 #include "nn/pointwise.h"
 
-#include <bit>
 #include <cmath>
 
 #include "nn/rows.h"
@@ -26,39 +25,6 @@ void swiglu_backward_row(const double* gate, const double* up, const double* d_y
     d_gate[j] = d * u * s * (1 + x * (1 - s));
     d_up[j] = d * x * s;
   }
-}
-
-// Sums and differences of the pairs at distance `half` among eight numbers. Without a loop of its
-// own the compiler makes vectors of it: a row takes less than half the time.
-template <int half, class T>
-void pairs_of_eight(T* x) {
-  for (int j = 0; j < 8; ++j) {
-    if ((j & half) != 0) continue;
-    const T a = x[j], b = x[j + half];
-    x[j] = a + b;
-    x[j + half] = a - b;
-  }
-}
-
-// Sums and differences of pairs at distance 1, 2, 4, ...: the Sylvester matrix in natural order.
-template <class T>
-void hadamard_row(T* x, std::int64_t dim) {
-  for (std::int64_t block = 0; block + 8 <= dim; block += 8) {
-    pairs_of_eight<1>(x + block);
-    pairs_of_eight<2>(x + block);
-    pairs_of_eight<4>(x + block);
-  }
-  for (std::int64_t half = dim < 8 ? 1 : 8; half < dim; half *= 2) {
-    for (std::int64_t block = 0; block < dim; block += 2 * half) {
-      for (std::int64_t j = block; j < block + half; ++j) {
-        const T a = x[j], b = x[j + half];
-        x[j] = a + b;
-        x[j + half] = a - b;
-      }
-    }
-  }
-  const auto scale = static_cast<T>(1 / std::sqrt(static_cast<double>(dim)));
-  for (std::int64_t j = 0; j < dim; ++j) x[j] *= scale;
 }
 
 }  // namespace
@@ -103,18 +69,6 @@ void add(const Tensor& x, const Tensor& y) {
       T* b = row<T>(to, i);
       for (std::int64_t j = 0; j < from.shape[1]; ++j) b[j] += a[j];
     });
-  });
-}
-
-void hadamard(const Tensor& x) {
-  constexpr char kName[] = "hadamard";
-  check_real(kName, "x", x);
-  const Tensor rows = as_rows(kName, "x", x);
-  const std::int64_t dim = rows.shape[1];
-  WINNOW_CHECK(kName, dim > 0 && std::has_single_bit(static_cast<std::uint64_t>(dim)),
-               "the last axis of x must be a power of two, got {}", dim);
-  with_real(x.dtype, [&]<class T>(T) {
-    for_rows(rows.shape[0], [&](std::int64_t i) { hadamard_row(row<T>(rows, i), dim); });
   });
 }
 

@@ -1,5 +1,4 @@
-// SwiGLU, addition, the Hadamard rotation: element by element or row by row; f32 or f64,
-// contiguous.
+// SwiGLU, addition: element by element; f32 or f64, contiguous.
 #pragma once
 
 #include "winnow/tensor.h"
@@ -13,9 +12,5 @@ void swiglu_backward(const Tensor& gate, const Tensor& up, const Tensor& d_y, co
 
 // y += x
 void add(const Tensor& x, const Tensor& y);
-
-// x <- x . H * dim^-0.5 on the last axis, H the Sylvester matrix in natural order; dim a power of
-// two. Symmetric and orthogonal: it is its own inverse and its own backward.
-void hadamard(const Tensor& x);
 
 }  // namespace winnow::nn

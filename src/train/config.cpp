@@ -168,6 +168,14 @@ TrainConfig read_train_config(const json& object) {
   WINNOW_CHECK(kOperation, !stages.empty(), "stages must hold at least one stage, got []");
   for (std::size_t i = 0; i < stages.size(); ++i) {
     c.stages.push_back(read_stage(stages[i], fmt::format("stages[{}]", i)));
+    const attention::IndexerConfig& indexer = c.model.attention.indexer;
+    if (indexer.precision == attention::SelectionPrecision::kMxfp8) {
+      const std::string missing =
+          missing_for_mxfp8(indexer, DType::kF32, c.stages.back().attention);
+      WINNOW_CHECK(kOperation, missing.empty(),
+                   "model.attention.indexer.precision \"mxfp8\" in stages[{}] needs {}", i,
+                   missing);
+    }
     WINNOW_CHECK(kOperation, total_steps(c) <= kMaxSteps,
                  "the sum of all steps must be at most {}, got {}", kMaxSteps, total_steps(c));
   }
