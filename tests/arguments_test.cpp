@@ -11,6 +11,7 @@
 #include "winnow/append_pools.h"
 #include "winnow/attention_target.h"
 #include "winnow/dense_index_loss.h"
+#include "winnow/dequantise.h"
 #include "winnow/expand_pools.h"
 #include "winnow/index_loss.h"
 #include "winnow/index_scores.h"
@@ -19,9 +20,11 @@
 #include "winnow/index_topk.h"
 #include "winnow/merge_attention.h"
 #include "winnow/pool_keys.h"
+#include "winnow/quantise.h"
 #include "winnow/select_topk.h"
 #include "winnow/sparse_attention.h"
 #include "winnow/sparse_attention_backward.h"
+#include "winnow/tile_scales.h"
 
 namespace winnow::testing {
 namespace {
@@ -34,12 +37,14 @@ class Arena {
   Arena() : memory_(kTensors * kBytes, 0) {}
   Tensor f32(std::initializer_list<std::int64_t> shape) { return take(DType::kF32, shape); }
   Tensor i32(std::initializer_list<std::int64_t> shape) { return take(DType::kI32, shape); }
+  Tensor e4m3(std::initializer_list<std::int64_t> shape) { return take(DType::kE4M3, shape); }
+  Tensor e8m0(std::initializer_list<std::int64_t> shape) { return take(DType::kE8M0, shape); }
   bool untouched() const {
     return std::all_of(memory_.begin(), memory_.end(), [](char byte) { return byte == 0; });
   }
 
  private:
-  static constexpr std::size_t kTensors = 16, kBytes = 256;
+  static constexpr std::size_t kTensors = 16, kBytes = 512;
   Tensor take(DType dtype, std::initializer_list<std::int64_t> shape) {
     return make_tensor(memory_.data() + kBytes * next_++, dtype, shape);
   }
@@ -109,6 +114,52 @@ TEST(Arguments, OfIndexScores) {
                      {FIELD(A, index_query), FIELD(A, index_key), FIELD(A, index_weights),
                       FIELD(A, starts), FIELD(A, ends)},
                      {FIELD(A, index_scores)});
+}
+
+TEST(Arguments, OfScalesOfTheScorer) {
+  Arena m;
+  using A = IndexScoresArgs;
+  A a{m.e4m3({kRows, kHeads, 32}),
+      m.e4m3({kKeys, 32}),
+      m.f32({kRows, kHeads}),
+      m.i32({kRows}),
+      m.i32({kRows}),
+      true,
+      m.f32({kRows, kKeys})};
+  a.index_query_scale = m.e8m0({kRows, kHeads, 1});
+  a.index_key_scale = m.e8m0({kKeys, 1});
+  expect_refusals<A>("index_scores", m, a, index_scores, index_scores_workspace_bytes,
+                     {FIELD(A, index_query_scale), FIELD(A, index_key_scale)},
+                     {FIELD(A, index_scores)});
+}
+
+TEST(Arguments, OfQuantise) {
+  Arena m;
+  using A = QuantiseArgs;
+  A a{m.f32({kRows, 32}), true, 0, m.e4m3({kRows, 32}), m.e8m0({kRows, 2})};
+  expect_refusals<A>("quantise", m, a, quantise, quantise_workspace_bytes, {FIELD(A, input)},
+                     {FIELD(A, data), FIELD(A, scale)});
+}
+
+TEST(Arguments, OfDequantise) {
+  Arena m;
+  using A = DequantiseArgs;
+  A a{m.e4m3({kRows, 32}), m.e8m0({kRows, 2}), m.f32({kRows, 32})};
+  expect_refusals<A>("dequantise", m, a, dequantise, dequantise_workspace_bytes,
+                     {FIELD(A, data), FIELD(A, scale)}, {FIELD(A, output)});
+}
+
+TEST(Arguments, OfTileScales) {
+  Arena m;
+  using A = TileScalesArgs;
+  A a{m.e8m0({kRows, kHeads, 4}), m.i32({2}), m.i32({2}), m.e8m0({1, 1, 512})};
+  expect_refusals<A>("tile_scales", m, a, tile_scales, tile_scales_workspace_bytes,
+                     {FIELD(A, scale), FIELD(A, cu_seqlens), FIELD(A, padded_cu_seqlens)},
+                     {FIELD(A, tiles)});
+  a.inverse = true;
+  expect_refusals<A>("tile_scales", m, a, tile_scales, tile_scales_workspace_bytes,
+                     {FIELD(A, tiles), FIELD(A, cu_seqlens), FIELD(A, padded_cu_seqlens)},
+                     {FIELD(A, scale)});
 }
 
 TEST(Arguments, OfSelectTopk) {

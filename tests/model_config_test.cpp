@@ -74,6 +74,16 @@ TEST(Config, EveryFieldArrives) {
   EXPECT_TRUE(c.attention.indexer.relu);
   EXPECT_TRUE(c.attention.indexer.hadamard);
   EXPECT_EQ(c.attention.indexer.k_norm_epsilon, 1e-6);
+  EXPECT_EQ(c.attention.indexer.precision, attention::SelectionPrecision::kFull);
+  config.attention.indexer.index_dim = 32;
+  config.attention.indexer.precision = attention::SelectionPrecision::kMxfp8;
+  config.attention.indexer.k_norm_output = attention::OutputPrecision::kBf16;
+  config.attention.indexer.weights_output = attention::OutputPrecision::kBf16;
+  const attention::IndexerConfig i =
+      read_model_config(write_model_config(config)).attention.indexer;
+  EXPECT_EQ(i.precision, attention::SelectionPrecision::kMxfp8);
+  EXPECT_EQ(i.k_norm_output, attention::OutputPrecision::kBf16);
+  EXPECT_EQ(i.weights_output, attention::OutputPrecision::kBf16);
 }
 
 TEST(Config, UnknownKeysAreRefusedWithTheNearestName) {
@@ -169,7 +179,12 @@ TEST(Config, RulesAreNamedWithTheirValues) {
        {"/attention/indexer/topk", 0, "indexer.topk must be from 1"},
        {"/attention/indexer/rope_dim", 3, "indexer.rope_dim must be even"},
        {"/attention/indexer/rope_pairing", "x", "indexer.rope_pairing must be one of"},
-       {"/attention/indexer/k_norm_epsilon", 0, "indexer.k_norm_epsilon must be positive"}});
+       {"/attention/indexer/k_norm_epsilon", 0, "indexer.k_norm_epsilon must be positive"},
+       {"/attention/indexer/k_norm_output", "fp32",
+        "k_norm_output must be one of \"full\", \"bf16\""},
+       {"/attention/indexer/weights_output", "f", "weights_output must be one of"},
+       {"/attention/indexer/precision", "fp8", "precision must be one of \"full\", \"mxfp8\""},
+       {"/attention/indexer/precision", "mxfp8", "index_dim to be a multiple of 32, got 8"}});
   expect_refused(
       write_model_config(tiny_model(tiny_gqa())),
       {{"/attention/kv_heads", 3, "attention.heads must be a multiple of attention.kv_heads = 3"},

@@ -106,6 +106,12 @@ const std::vector<Wrong> kWrong = {
      "must be 0 in a dense stage"},
     {"warmup_without_index_loss", [](json& j) { j["stages"][1]["index_loss_coefficient"] = 0; },
      "must be positive in a warmup"},
+    {"warmup_with_mxfp8",
+     [](json& j) {
+       j["model"]["attention"]["indexer"]["index_dim"] = 32;
+       j["model"]["attention"]["indexer"]["precision"] = "mxfp8";
+     },
+     "\"mxfp8\" in stages[1] needs the sparse loss"},
     {"checkpoint_negative", [](json& j) { j["checkpoint_every"] = -1; }, "got -1"},
     {"seed_negative", [](json& j) { j["seed"] = -1; }, "seed must be from 0"},
     {"output_empty", [](json& j) { j["output"] = ""; }, "output must name a folder"},
