@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -11,7 +12,7 @@
 #include "bench/data.h"
 #include "tests/each.h"
 #include "winnow/dequantise.h"
-#include "winnow/error.h"
+#include "winnow/hadamard.h"
 
 namespace winnow::testing {
 namespace {
@@ -149,6 +150,40 @@ TEST(Quantise, M1TheScaleIsThatOfItsOwnRow) {
         EXPECT_LE(std::abs(at(back, n) - x), std::max(std::abs(x) * 0x1p-4, s * 0x1p-10)) << n;
       }
     });
+  });
+}
+
+// Pooled keys (and queries) of KPool in E4M3: rotated, rounded to BF16, a power of two per row with
+// amax at least 1e-4, and back to f32. Three operations; the rule written out beside them.
+TEST(Quantise, PooledKeysAreRotatedRoundedAndQuantised) {
+  constexpr std::int64_t kRows = 5, kDim = 64;
+  const Array x(DType::kF32, {kRows, kDim}), y(DType::kBF16, {kRows, kDim}),
+      data(DType::kE4M3, {kRows, kDim}), scale(DType::kF32, {kRows, 1}),
+      output(DType::kF32, {kRows, kDim});
+  bench::Random random(9);
+  bench::fill_gauss(x, random, 5);
+  for (std::int64_t d = 0; d < kDim; ++d) {
+    x.as<float>()[3 * kDim + d] *= 1e-7f;  // below the floor
+    x.as<float>()[4 * kDim + d] = 0;
+  }
+  Scratch scratch;
+  const HadamardArgs rotate = {x, y};
+  hadamard(rotate, scratch.get(hadamard_workspace_bytes(rotate)));
+  const QuantiseArgs args = {y, true, 1e-4, data, scale};
+  for_each_implementation(args, [&](const std::string&) {
+    quantise(args, {});
+    dequantise({data, scale, output}, {});
+    for (std::int64_t i = 0; i < kRows; ++i) {
+      double amax = 1e-4f;
+      for (std::int64_t d = 0; d < kDim; ++d) amax = std::max(amax, std::abs(at(y, i * kDim + d)));
+      const double power = std::exp2(std::ceil(std::log2(amax / 448)));  // no amax is near an edge
+      EXPECT_EQ(at(scale, i), power);
+      for (std::int64_t d = 0; d < kDim; ++d) {
+        const double clamped = std::clamp(at(y, i * kDim + d) / power, -448., 448.);
+        EXPECT_EQ(at(output, i * kDim + d),
+                  to_double(to_e4m3(static_cast<float>(clamped))) * power);
+      }
+    }
   });
 }
 
