@@ -171,6 +171,10 @@ void with_each(Body&& body) {
   }
 }
 
+struct Sizes {
+  std::int64_t pool, topk;
+};
+
 Ids cuts_of(const Ids& lengths) {
   Ids cuts{0};
   for (const std::int32_t length : lengths) cuts.push_back(cuts.back() + length);
@@ -201,7 +205,8 @@ TEST(PoolSelection, BelowBudgetIsTheCausalPrefix) {
 
 TEST(PoolSelection, AboveBudgetEqualsTheOracle) {
   for (const Ids& lengths : {Ids{61}, Ids{40, 0, 23, 50}, Ids{1, 90}}) {
-    for (const auto& [pool_size, topk] : {std::pair{4, 16}, {3, 12}, {1, 7}, {8, 8}}) {
+    for (const Sizes& sizes : {Sizes{4, 16}, {3, 12}, {1, 7}, {8, 8}}) {
+      const std::int64_t pool_size = sizes.pool, topk = sizes.topk;
       const Ids cuts = cuts_of(lengths);
       const Tokens in(cuts.back() + 2, pool_size, 22);  // two rows of padding
       const RowRanges rows = packed_ranges(cuts, cuts.back() + 2);
@@ -352,7 +357,8 @@ std::vector<Ids> select_in_chunks(const Tokens& in, std::int64_t pool_size, std:
 }
 
 TEST(PoolSelection, ChunkedPrefillAndDecodeEqualOneShot) {
-  for (const auto& [pool_size, topk] : {std::pair{4, 16}, {3, 9}, {1, 5}}) {
+  for (const Sizes& sizes : {Sizes{4, 16}, {3, 9}, {1, 5}}) {
+    const std::int64_t pool_size = sizes.pool, topk = sizes.topk;
     const Tokens in(62, pool_size, 25);
     with_each([&] {
       const std::vector<Ids> whole = select(in, pool_layout(packed_spans(Ids{0, 62}), pool_size),
