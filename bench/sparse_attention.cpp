@@ -124,6 +124,8 @@ Operation sparse_attention_operation() {
            "sparse_attention rows=8 keys=50 heads=2 dim_qk=12 dim_v=9 topk=0 dtype=f64 "
            "range=awkward",
            "sparse_attention rows=2 keys=60 heads=7 dim_qk=512 topk=33 dtype=bf16",
+           "sparse_attention rows=3 keys=90 heads=3 kv_heads=3 dim_qk=192 dim_v=128 value=1 "
+           "topk=50 dtype=bf16",
            "sparse_attention rows=0 keys=64 heads=4 dim_qk=16 dim_v=16 topk=8",
            "sparse_attention rows=0 keys=64 heads=4 dim_qk=16 dim_v=16 topk=0",
            "sparse_attention rows=3 keys=0 heads=4 dim_qk=16 dim_v=16 topk=8",

@@ -216,6 +216,8 @@ Operation sparse_attention_backward_operation() {
        "sparse_attention_backward rows=2100 keys=50 heads=1 dim_qk=4 dim_v=3 topk=3 ids=popular",
        "sparse_attention_backward rows=5 keys=63 heads=8 kv_heads=8 dim_qk=12 dim_v=9 topk=64 "
        "lengths=1 spread=80",
+       "sparse_attention_backward rows=3 keys=90 heads=3 kv_heads=3 dim_qk=192 dim_v=128 value=1 "
+       "topk=50 dtype=bf16",
        "sparse_attention_backward rows=0 keys=64 heads=4 dim_qk=16 dim_v=16 topk=8",
        "sparse_attention_backward rows=0 keys=64 heads=4 dim_qk=16 dim_v=16 topk=0",
        "sparse_attention_backward rows=3 keys=0 heads=4 dim_qk=16 dim_v=16 topk=8",

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "tests/each.h"
+#include "winnow/index_loss.h"
 
 namespace winnow::testing {
 namespace {
@@ -59,6 +60,46 @@ TEST(AttentionTarget, InvalidSlotsAndHeadsWithoutKeysGiveZero) {
       for (int s : {0, 2, 3, 5}) EXPECT_EQ(at(x.target, s), 0);
       EXPECT_NEAR(at(x.target, 1), std::exp(2 - kLse), 1e-6);
       EXPECT_NEAR(at(x.target, 4), std::exp(-kLse), 1e-6);
+    });
+  }
+}
+
+// Two ranks of one head each: the caller adds their targets between the operations, and the loss is
+// that of one rank with both heads.
+TEST(AttentionTarget, ReducedOverTwoRanksIsTheTargetOfOne) {
+  for (DType dtype : {DType::kF64, DType::kF32}) {
+    TwoHeads x(dtype, {1, -1, 0}, kLse, std::log(std::exp(2) + 1 + std::exp(3)));
+    for_each_implementation(x.args(), [&](const std::string&) {
+      x.run();
+      const Array one_rank = x.target.clone();
+      Array sum(one_rank.view().dtype, {1, 3}), part(one_rank.view().dtype, {1, 3});
+      for (const std::int64_t head : {0, 1}) {
+        AttentionTargetArgs a = x.args();
+        a.query.data = a.query.as<char>() + head * 2 * dtype_bytes(dtype);
+        a.query.shape[1] = a.lse.shape[1] = 1;
+        a.lse.data = a.lse.as<char>() + head * dtype_bytes(a.lse.dtype);
+        a.attention_target = part;
+        attention_target(a, x.scratch.get(attention_target_workspace_bytes(a)));
+        for (std::int64_t s = 0; s < 3; ++s)
+          store_double(sum.view().data, sum.view().dtype, s, at(sum, s) + at(part, s));
+      }
+      const Array scores = floats(sum.view().dtype, {1, 3}, {0.3, 9, -0.2});
+      const auto loss_of = [&](const Array& target, const Array& kl, const Array& d_scores) {
+        const IndexLossArgs a{target, scores, x.ids, x.starts, x.ends, 1, kl, d_scores};
+        index_loss(a, x.scratch.get(index_loss_workspace_bytes(a)));
+      };
+      Array kl(sum.view().dtype, {1}), ranks_kl(sum.view().dtype, {1}), d(sum.view().dtype, {1, 3}),
+          ranks_d(sum.view().dtype, {1, 3});
+      loss_of(one_rank, kl, d);
+      loss_of(sum, ranks_kl, ranks_d);
+      // A target below 2 is rounded in each part and in their sum, 4 u in all against one rank's
+      // own rounding; the loss takes them in with a weight of at most 1 and a logarithm below 2.
+      const double u = dtype == DType::kF64 ? 0x1p-53 : 0x1p-24;
+      EXPECT_NEAR(at(ranks_kl, 0), at(kl, 0), 32 * u);
+      for (std::int64_t s = 0; s < 3; ++s) {
+        EXPECT_NEAR(at(sum, s), at(one_rank, s), 6 * u);
+        EXPECT_NEAR(at(ranks_d, s), at(d, s), 16 * u);
+      }
     });
   }
 }

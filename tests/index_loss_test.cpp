@@ -88,6 +88,43 @@ TEST(IndexLoss, ScaleMultipliesTheGradientOnly) {  // two valid rows of three: m
   }
 }
 
+// The small goldens of the contract: a target that normalises to [0.75, 0.25], one of no mass, an
+// invalid third slot; two valid rows of three, summed per token and as a mean.
+TEST(IndexLoss, PerTokenAndMean) {
+  constexpr double kCoefficient = 0.5, kValidRows = 2;
+  for (DType dtype : kDTypes) {
+    Loss x(dtype, 3, 3, {3, 1, 7, 1, 3, 2, 1, 1, 1}, {0, 0, 9, 1, 1, 9, 5, 5, 5},
+           {4, 9, -1, 0, 1, 100, -1, -1, -1});
+    for_each_implementation(x.args(), [&](const std::string&) {
+      const double row = 0.75 * std::log(1.5) + 0.25 * std::log(0.5);
+      for (const bool per_token : {true, false}) {
+        const double d_kl = per_token ? kCoefficient : kCoefficient / kValidRows;
+        x.run(d_kl);
+        double loss = 0;
+        for (int i = 0; i < 3; ++i) loss += d_kl * at(x.kl, i);
+        EXPECT_NEAR(loss, kCoefficient * row * (per_token ? 2 : 1), tolerance(dtype));
+        const double gradient[] = {-0.25, 0.25, 0, 0.25, -0.25, 0, 0, 0, 0};  // p - t
+        for (int e = 0; e < 9; ++e)
+          EXPECT_NEAR(at(x.d_scores, e), d_kl * gradient[e], tolerance(dtype));
+      }
+    });
+  }
+}
+
+// One valid row and one that is all -1, packed in either order.
+TEST(IndexLoss, TheTotalDoesNotDependOnPacking) {
+  for (DType dtype : kDTypes) {
+    Loss one(dtype, 2, 2, {0.75, 0.25, 5, 5}, {0, 0, 3, 4}, {0, 1, -1, -1});
+    Loss other(dtype, 2, 2, {5, 5, 0.75, 0.25}, {3, 4, 0, 0}, {-1, -1, 0, 1});
+    for_each_implementation(one.args(), [&](const std::string&) {
+      one.run();
+      other.run();
+      EXPECT_EQ(at(one.kl, 0) + at(one.kl, 1), at(other.kl, 0) + at(other.kl, 1));
+      EXPECT_NEAR(at(one.kl, 0) + at(one.kl, 1), 0.13081, 1e-5);
+    });
+  }
+}
+
 TEST(IndexLoss, TinyProbabilitiesStayFinite) {  // ln p is clipped nowhere, t at 1e-10 alone
   for (DType dtype : kDTypes) {
     Loss x(dtype, 2, 2, {0.5, 0.5, 1, 1e-14}, {0, -200, -200, 0}, {0, 1, 2, 3});

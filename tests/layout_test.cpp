@@ -148,5 +148,25 @@ TEST(Layout, BlocksOfFixedCapacityArePaddedWithEmptyRuns) {
   EXPECT_THROW(row_blocks(r.starts, Ids{1}, 4), Error);
 }
 
+TEST(Layout, TheNonEmptyCertificate) {
+  const auto proves = [](const RowRanges& r, std::int64_t keys, std::int64_t pool_size = 1,
+                         bool tail = false) {
+    return can_prove_all_rows_nonempty(r.starts, r.ends, keys, pool_size, tail);
+  };
+  EXPECT_TRUE(proves(causal_ranges(9), 9));
+  EXPECT_TRUE(proves(causal_ranges(0), 0));  // of no rows everything is true
+  EXPECT_TRUE(proves(batched_ranges(3, 4), 12));
+  const std::int32_t packed[] = {0, 5, 5, 9};
+  EXPECT_TRUE(proves(packed_ranges(packed, 9), 9));
+  EXPECT_FALSE(proves(packed_ranges(packed, 10), 9));   // a row of padding
+  EXPECT_FALSE(proves({{0, 3}, {4, 3}}, 9));            // an empty row
+  EXPECT_FALSE(proves({{0, 9}, {4, 12}}, 9));           // a range behind the keys
+  EXPECT_FALSE(proves({{-5}, {0}}, 9));                 // and one before them
+  EXPECT_FALSE(proves(causal_ranges(9), 9, 4));         // rows 0 to 2 hold no whole pool
+  EXPECT_FALSE(proves(causal_ranges(4, 100), 104, 4));  // never, whatever the ranges
+  EXPECT_TRUE(proves(causal_ranges(9), 9, 4, true));    // the tail holds the row itself
+  EXPECT_FALSE(proves(packed_ranges(packed, 10), 9, 4, true));
+}
+
 }  // namespace
 }  // namespace winnow

@@ -1,12 +1,15 @@
 // What the shared problems of sparse_attention_backward do not show: finite differences, who
 // touches which gradient, equality of dense and listed keys, invariance and the error messages.
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
 #include <cmath>
 #include <limits>
 #include <numeric>
+#include <span>
 
 #include "tests/attention_call.h"
+#include "winnow/layout.h"
 
 namespace winnow {
 namespace {
@@ -188,6 +191,85 @@ TEST(SparseAttentionBackward, DenseEqualsTheWholeRangeAsAList) {
         }
       });
     }
+  }
+}
+
+// The certificate lets a backward leave masking out; it is a word about the call, not a request.
+TEST(SparseAttentionBackward, TheNonEmptyCertificateChangesNoBit) {
+  for (const bool dense : {true, false}) {
+    AttentionCall call(12, 40, 3, 1, 18, 10);
+    for (int i = 0; i < 12; ++i) call.see(i, 0, i + 1);
+    if (!dense) {
+      bench::Random random(3);
+      call.ids = Array(DType::kI32, {12, 9});
+      bench::fill_indices("ascending", 40, call.starts, call.ends, call.ids, random);
+    }
+    const auto span = [](const Array& t) {
+      return std::span(t.as<const std::int32_t>(), static_cast<std::size_t>(t.elements()));
+    };
+    ASSERT_TRUE(can_prove_all_rows_nonempty(span(call.starts), span(call.ends), 40));
+    call.forward();
+    with_each(explain(call.backward_args()), [&](const std::string& name) {
+      call.backward();
+      const Array d_query = call.d_query.clone(), d_key = call.d_key.clone();
+      SparseAttentionBackwardArgs args = call.backward_args();
+      args.rows_nonempty = true;
+      AttentionCall::backward(args);
+      EXPECT_TRUE(same_bits(d_query, call.d_query)) << name;
+      EXPECT_TRUE(same_bits(d_key, call.d_key)) << name;
+    });
+  }
+}
+
+// Rows of the incoming gradient, of its output and of the keys more than 2^31 elements apart.
+TEST(SparseAttentionBackward, StridesBeyond32Bits) {
+  AttentionCall call(3, 3, 2, 1, 16, 16);
+  call.list(2, {0, 2, 1, 2, 2, 0});
+  call.forward();
+  const std::int64_t stride = (std::int64_t{1} << 30) + 96;
+  const std::size_t bytes = static_cast<std::size_t>(2 * stride + 64) * 4;
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) GTEST_SKIP() << "no 9 GB of addresses";
+  with_each(explain(call.backward_args()), [&](const std::string& name) {
+    call.backward();
+    const Array d_query = call.d_query.clone(), d_key = call.d_key.clone();
+    for (Tensor SparseAttentionBackwardArgs::*field :
+         {&SparseAttentionBackwardArgs::d_output, &SparseAttentionBackwardArgs::query,
+          &SparseAttentionBackwardArgs::key, &SparseAttentionBackwardArgs::d_key}) {
+      SparseAttentionBackwardArgs args = call.backward_args();
+      Tensor& far = args.*field;
+      const Tensor near = far;
+      far.data = memory;
+      far.strides[0] = stride;
+      const auto row_bytes = static_cast<std::size_t>(near.strides[0]) * 4;
+      for (std::int64_t i = 0; i < 3; ++i)
+        std::memcpy(far.rows(i, 1).data, near.rows(i, 1).data, row_bytes);
+      AttentionCall::backward(args);
+      EXPECT_TRUE(same_bits(d_query, call.d_query)) << name;
+      for (std::int64_t i = 0; i < 3; ++i) {
+        EXPECT_EQ(std::memcmp(args.d_key.rows(i, 1).data, d_key.view().rows(i, 1).data, 64), 0)
+            << name;
+      }
+    }
+  });
+  munmap(memory, bytes);
+}
+
+TEST(SparseAttentionBackward, ListsThatCoverTheRowAndNearlyDo) {
+  for (const std::int64_t keys : {8, 9}) {  // k and k + 1
+    AttentionCall call(8, keys, 2, 1, 8, 8);
+    std::vector<std::int32_t> ids;
+    for (int i = 0; i < 64; ++i) ids.push_back(i % 8 + (i % 8 >= i / 8 && keys == 9 ? 1 : 0));
+    call.list(8, ids);
+    call.forward();
+    with_each(explain(call.backward_args()), [&](const std::string& name) {
+      call.backward();
+      for (const Array* out : {&call.d_query, &call.d_key}) {
+        for (std::int64_t e = 0; e < out->elements(); ++e)
+          EXPECT_TRUE(std::isfinite(out->as<float>()[e])) << name;
+      }
+    });
   }
 }
 

@@ -3,12 +3,14 @@
 // messages.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <limits>
 #include <numeric>
 
 #include "tests/attention_call.h"
+#include "winnow/layout.h"
 
 namespace winnow {
 namespace {
@@ -227,6 +229,112 @@ TEST(SparseAttention, StridesBeyond32Bits) {
   munmap(memory, bytes);
 }
 
+// Every key lies in a page of its own, and only those that are listed may be touched.
+TEST(SparseAttention, OnlyListedKeysAreRead) {
+  const std::int64_t page = sysconf(_SC_PAGESIZE), keys = 4096, dim = page / 4;
+  const auto bytes = static_cast<std::size_t>(keys * page);
+  void* memory =
+      mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  ASSERT_NE(memory, MAP_FAILED);
+  AttentionCall call(4, 1, 2, 1, dim, dim);
+  bench::Random random(2);
+  std::vector<std::int32_t> ids;
+  for (int i = 0; i < 4; ++i) {
+    call.see(i, 0, static_cast<int>(keys));
+    for (int s = 0; s < 20; ++s) ids.push_back(static_cast<int>(random.below(keys / 20)) + s * 204);
+  }
+  call.list(20, ids);
+  SparseAttentionArgs args = call.forward_args();
+  args.key = make_tensor(memory, DType::kF32, {keys, 1, dim});
+  for (const std::int32_t id : ids) {
+    const Tensor row = args.key.rows(id, 1);
+    ASSERT_EQ(mprotect(row.data, static_cast<std::size_t>(page), PROT_READ | PROT_WRITE), 0);
+    bench::fill_gauss(row, random);
+  }
+  with_each(explain(args), [&](const std::string& name) {
+    AttentionCall::forward(args);
+    EXPECT_TRUE(std::isfinite(call.output.as<float>()[0])) << name;
+  });
+  munmap(memory, bytes);
+}
+
+// Padding rows and rows behind an empty sequence: three sequences of 128, 0 and 128 tokens are two
+// of 128, and the rows of padding get 0, not what their outputs held.
+TEST(SparseAttention, AnEmptySequenceBetweenFullOnesAndPaddingBehindThem) {
+  const std::int32_t with_empty[] = {0, 128, 128, 256}, without[] = {0, 128, 256};
+  const RowRanges ranges = packed_ranges(with_empty, 260);
+  EXPECT_EQ(ranges.starts, packed_ranges(without, 260).starts);
+  EXPECT_EQ(ranges.ends, packed_ranges(without, 260).ends);
+  AttentionCall call(260, 256, 2, 1, 8, 8);
+  for (int i = 0; i < 260; ++i)
+    call.see(i, ranges.starts[static_cast<std::size_t>(i)],
+             ranges.ends[static_cast<std::size_t>(i)]);
+  with_each(explain(call.forward_args()), [&](const std::string& name) {
+    std::memset(call.output.as<void>(), 0xff, static_cast<std::size_t>(call.output.bytes()));
+    call.forward();
+    const Array packed = call.output.clone();
+    for (int e = 256 * 16; e < 260 * 16; ++e) EXPECT_EQ(packed.as<float>()[e], 0) << name;
+    for (const std::int64_t first : {0, 128}) {  // each sequence on its own
+      SparseAttentionArgs one = call.forward_args();
+      for (Tensor* t : {&one.query, &one.output, &one.lse}) *t = t->rows(first, 128);
+      one.key = one.key.rows(first, 128);
+      one.starts = one.starts.rows(0, 128);
+      one.ends = one.ends.rows(0, 128);
+      AttentionCall::forward(one);
+      EXPECT_TRUE(same_bits(one.output, packed.view().rows(first, 128))) << name << first;
+    }
+  });
+}
+
+// Samples of 4, 9 and 2 keys, each with a query of its own.
+TEST(SparseAttention, ABatchOfUnequalSamples) {
+  AttentionCall call(3, 15, 4, 1, 12, 8);
+  const int first[] = {0, 4, 13, 15};
+  for (int b = 0; b < 3; ++b) call.see(b, first[b], first[b + 1]);
+  call.list(5, {0, 1, 2, 3, -1, 5, 7, 8, 11, 12, 13, 14, -1, -1, -1});
+  with_each(explain(call.forward_args()), [&](const std::string& name) {
+    call.forward();
+    const Array together = call.output.clone();
+    for (int b = 0; b < 3; ++b) {
+      SparseAttentionArgs one = call.forward_args();
+      for (Tensor* t : {&one.query, &one.output, &one.lse}) *t = t->rows(b, 1);
+      one.key = one.key.rows(first[b], first[b + 1] - first[b]);
+      Array ids(DType::kI32, {1, 5}), starts(DType::kI32, {1}), ends(DType::kI32, {1});
+      for (int s = 0; s < 5; ++s) {
+        const std::int32_t id = call.ids.as<std::int32_t>()[b * 5 + s];
+        ids.as<std::int32_t>()[s] = id < 0 ? id : id - first[b];
+      }
+      ends.as<std::int32_t>()[0] = first[b + 1] - first[b];
+      one.topk_indices = ids;
+      one.starts = starts;
+      one.ends = ends;
+      AttentionCall::forward(one);
+      EXPECT_TRUE(same_bits(one.output, together.view().rows(b, 1))) << name << b;
+    }
+  });
+}
+
+// The tail behind topk_lengths looks valid.
+TEST(SparseAttention, LengthsEndAList) {
+  AttentionCall call(2, 9, 2, 1, 8, 8);
+  call.lengths = Array(DType::kI32, {2});
+  call.lengths.as<std::int32_t>()[0] = 3;
+  call.lengths.as<std::int32_t>()[1] = 1;
+  call.list(5, {1, 8, 3, 4, 5, 7, 6, 5, 4, 3});
+  with_each(explain(call.forward_args()), [&](const std::string& name) {
+    call.forward();
+    const Array with_lengths = call.output.clone();
+    SparseAttentionArgs args = call.forward_args();
+    args.topk_lengths = {};
+    Array ids(DType::kI32, {2, 5});
+    const std::int32_t cut[] = {1, 8, 3, -1, -1, 7, -1, -1, -1, -1};
+    std::memcpy(ids.as<void>(), cut, sizeof cut);
+    args.topk_indices = ids;
+    AttentionCall::forward(args);
+    EXPECT_TRUE(same_bits(with_lengths, call.output)) << name;
+  });
+}
+
 TEST(SparseAttention, ChannelsWithAStrideGoToTheReference) {
   AttentionCall call(2, 4, 1, 1, 4, 4);
   SparseAttentionArgs args = call.forward_args();
@@ -249,6 +357,10 @@ TEST(SparseAttention, Errors) {
   EXPECT_EQ(error([](auto&) {}), "no error");
   EXPECT_EQ(error([](auto& a) { a.softmax_scale = 0; }),
             "[sparse_attention] softmax_scale must be positive and finite, got 0");
+  EXPECT_EQ(error([](auto& a) { a.softmax_scale = 1e-60; }),
+            "[sparse_attention] softmax_scale must be positive and finite, got 1e-60 (0 as f32)");
+  EXPECT_EQ(error([](auto& a) { a.softmax_scale = 1e60; }),
+            "[sparse_attention] softmax_scale must be positive and finite, got 1e+60 (inf as f32)");
   EXPECT_EQ(error([](auto& a) {
               a.value = {};
               a.output.shape[2] = 9;

@@ -192,6 +192,20 @@ TEST(Validation, SlotsBehindTheLengthMayHoldAnything) {
   EXPECT_EQ(x.call(sparse_attention, sparse_attention_workspace_bytes, x.forward()), "");
 }
 
+TEST(Validation, ACertificateThatIsNotTrue) {
+  const ValidationGuard on;
+  Inputs x;
+  SparseAttentionBackwardArgs a = x.backward();
+  a.rows_nonempty = true;
+  EXPECT_EQ(x.call(sparse_attention_backward, sparse_attention_backward_workspace_bytes, a),
+            "[sparse_attention_backward] with rows_nonempty every row must have a valid slot, got "
+            "none in row 2");
+  x.ends.as<std::int32_t>()[2] = 6;
+  x.lengths.as<std::int32_t>()[2] = 2;
+  x.ids.as<std::int32_t>()[9] = 5;
+  EXPECT_EQ(x.call(sparse_attention_backward, sparse_attention_backward_workspace_bytes, a), "");
+}
+
 TEST(Validation, BeforeTheFirstWrite) {
   const ValidationGuard on;
   Inputs x;

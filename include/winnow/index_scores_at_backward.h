@@ -1,14 +1,17 @@
 // index_scores_at_backward: from the gradient of the selected scores to the indexer's inputs.
 //
 //   u[h, s]                = index_query[i, h, :] . index_key[id_s, :]
-//   gate(u)                = 1 where u > 0, else 0; without ReLU always 1
+//   the gate is open where u > 0; without ReLU always; for NaN it is closed
 //   d_index_weights[i, h]  = sum_s d_scores[i, s] * relu(u[h, s])
-//   d_index_query[i, h, :] = sum_s d_scores[i, s] * index_weights[i, h] * gate(u[h, s])
-//                            * index_key[id_s, :]
-//   d_index_key[j, :]      = sum_h d_scores[i, s] * index_weights[i, h] * gate(u[h, s])
-//                            * index_query[i, h, :], over every (i, s) with id_s = j
+//   gated[h, s]            = d_scores[i, s] where the gate is open, else 0
+//   d_index_query[i, h, :] = index_weights[i, h] * sum_s gated[h, s] * index_key[id_s, :]
+//   d_index_key[j, :]      = sum_h gated[h, s] * (index_weights[i, h] * index_query[i, h, :]),
+//                            over every (i, s) with id_s = j
 //
 // - Ids outside [starts[i], ends[i]) take no part; an id that stands twice counts twice.
+// - NaN and infinity: every product is formed for every slot that counts, also with a closed gate
+//   (0 * NaN is NaN). What does not count is never multiplied; a row without a slot that counts has
+//   gradient 0.
 // - Outputs are overwritten. Each row of d_index_key has one owner, which adds in ascending order
 //   of the query rows: no atomics, bitwise equal for every thread count.
 #pragma once

@@ -25,6 +25,18 @@ RowRanges packed_ranges(std::span<const std::int32_t> cu_seqlens, std::int64_t r
 // A batch of `batch` causal sequences of `length` tokens each: packed sequences of equal length.
 RowRanges batched_ranges(std::int64_t batch, std::int64_t length);
 
+// Whether these ranges prove that a selection gives every row at least one of `keys` keys: the word
+// that sparse_attention_backward takes as `rows_nonempty`. It travels with the indices: a layer that
+// reuses them may give it where the layer that computed them could and its own ranges prove it, too.
+// - Plain selection: no row is empty. Padding rows are rows.
+// - Pools (pool_size > 1): a row before its first whole pool selects nothing unless the unfinished
+//   tail is always selected; without `select_tail` nothing is ever proved.
+// - Ranges say nothing about scores: where scores may be NaN or -inf for all keys of a row, the row
+//   selects nothing, and the word must not be given.
+bool can_prove_all_rows_nonempty(std::span<const std::int32_t> starts,
+                                 std::span<const std::int32_t> ends, std::int64_t keys,
+                                 std::int64_t pool_size = 1, bool select_tail = false);
+
 // A run of consecutive rows whose key tiles a kernel may share. `key_begin`, `key_end` cover the
 // ranges of all its rows; row_count 0 is padding. What a kernel computes never depends on the
 // blocks.

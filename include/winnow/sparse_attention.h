@@ -14,7 +14,10 @@
 // - Leave `topk_indices` out for dense attention:
 //   every key of the row's range, in ascending order.
 //   The result is bit for bit that of the same ids given as a list.
-// - A row without a valid slot: output 0, lse -inf.
+// - A row without a valid slot: output 0, lse -inf. So is a head whose logits are all -inf.
+// - NaN and infinity: every product is formed for every slot that counts, with a weight of 0, too
+//   (0 * NaN is NaN); a logit of NaN or +inf makes the head's output and lse NaN. What does not
+//   count is never multiplied.
 // - lse is the natural logarithm of the sum of exp of the scaled logits: ln sum_s exp(z[h, s]).
 // - Softmax in f32 (f64 with f64).
 // - A row's result depends on its own query and list only, for any thread count and batch.

@@ -12,6 +12,13 @@
 //   of the query rows:
 //   no atomics, bitwise equal from run to run and for every thread count.
 // - Outputs are overwritten, not added to. The gradient never flows through the indices.
+// - NaN and infinity: every product of the formulas is formed for every slot that counts, also where
+//   p is 0 (0 * NaN is NaN); a head whose lse is -inf has p = dz = 0. What does not count is never
+//   multiplied: NaN in a row or key reaches the rows that list the key and the keys that the row
+//   lists, and no others.
+// - `rows_nonempty` lets an implementation leave out what it does for empty rows; the bits are the
+//   same with it and without. layout.h proves it from the ranges. On CPUs there is nothing to leave
+//   out: a row costs what its list holds, an empty one next to nothing. Validation mode checks it.
 #pragma once
 
 #include "winnow/implementations.h"
@@ -34,6 +41,7 @@ struct SparseAttentionBackwardArgs {
   Tensor d_query;   // out: f32 (f64 with f64) [rows, heads, dim_qk]
   Tensor d_key;     // out: f32 (f64 with f64) [keys, kv_heads, dim_qk]
   Tensor d_value;   // out: f32 (f64 with f64) [keys, kv_heads, dim_v]; left out with value
+  bool rows_nonempty = false;  // the caller's word that every row has a slot that counts
 };
 
 void sparse_attention_backward(const SparseAttentionBackwardArgs& args, Workspace workspace);

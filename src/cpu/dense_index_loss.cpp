@@ -176,7 +176,8 @@ void finish_row(const DenseIndexLossArgs& a, const Plan& p, const Run& run, std:
   for (std::int64_t h = 0; h < p.index_heads; ++h) {
     const std::int64_t head = r * p.index_heads + h;
     d_weights[h * a.d_index_weights.strides[1]] = sum8(load(run.d_weights + head * 8));
-    const F8 w = splat(run.weights[head]);
+    // Without a weight in the sum there is no gradient, whatever the row's weights hold.
+    const F8 w = splat(run.sums[r].weightless() ? 0 : run.weights[head]);
     for (std::int64_t c = 0; c < p.dim; c += 8) {
       store_part(d_query + h * a.d_index_query.strides[1] + c, p.dim - c,
                  w * load(run.d_query + head * p.channels + c));

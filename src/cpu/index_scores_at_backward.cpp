@@ -158,7 +158,7 @@ void row_gradient(const IndexScoresAtBackwardArgs& a, const Plan& p, std::int64_
     d_weights[h * a.d_index_weights.strides[1]] = sum8(load(own.d_weights + h * 8));
     for (std::int64_t d = 0; d < p.dim; ++d) {
       d_query[h * a.d_index_query.strides[1] + d] =
-          own.weights[h] * own.d_query[h * p.channels + d];
+          count == 0 ? 0 : own.weights[h] * own.d_query[h * p.channels + d];
     }
   }
 }

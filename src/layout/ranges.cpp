@@ -55,6 +55,20 @@ RowRanges batched_ranges(std::int64_t batch, std::int64_t length) {
   return packed_ranges(cu_seqlens, batch * length);
 }
 
+bool can_prove_all_rows_nonempty(std::span<const std::int32_t> starts,
+                                 std::span<const std::int32_t> ends, std::int64_t keys,
+                                 std::int64_t pool_size, bool select_tail) {
+  WINNOW_CHECK("layout", starts.size() == ends.size(),
+               "starts and ends must have one entry per row, got {} and {}", starts.size(),
+               ends.size());
+  WINNOW_CHECK("layout", pool_size >= 1, "pool_size must be at least 1, got {}", pool_size);
+  if (pool_size > 1 && !select_tail) return false;
+  for (std::size_t row = 0; row < starts.size(); ++row) {
+    if (std::min<std::int64_t>(ends[row], keys) <= std::max(starts[row], 0)) return false;
+  }
+  return true;
+}
+
 std::vector<RowBlock> row_blocks(std::span<const std::int32_t> starts,
                                  std::span<const std::int32_t> ends, std::int64_t rows_per_block,
                                  std::int64_t capacity) {

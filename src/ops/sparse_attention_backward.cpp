@@ -69,6 +69,10 @@ void sparse_attention_backward(const SparseAttentionBackwardArgs& args, Workspac
   ops::check_data(kName, inputs_of(args), outputs_of(args));
   ops::validate_slots(kName, args.starts, args.ends, args.key.shape[0], args.topk_indices,
                       args.topk_lengths);
+  if (args.rows_nonempty) {
+    ops::validate_nonempty(kName, args.starts, args.ends, args.key.shape[0], args.topk_indices,
+                           args.topk_lengths);
+  }
   run_first(kName, kList, args, workspace);
 }
 

@@ -29,28 +29,31 @@ class IndexScoreBackward {
 
   void begin_row(std::int64_t i) {
     row_ = i;
+    empty_ = true;
     std::fill(d_query_, d_weights_ + heads(), 0.0);
   }
 
-  // The loss changes by g with the score of (row, key j).
+  // The loss changes by g with the score of (row, key j). A closed gate passes 0, and its products
+  // are formed like any others.
   void add(std::int64_t j, double g) {
+    empty_ = false;
     for (std::int64_t h = 0; h < heads(); ++h) {
       const double dot = index_dot(q_, k_, row_, h, j);
       d_weights_[h] += g * activate(dot, relu_);
-      if (relu_ && !(dot > 0)) continue;
-      const double gated = g * get(w_, row_, h);
+      const double gated = relu_ && !(dot > 0) ? 0 : g;
       for (std::int64_t d = 0; d < dim(); ++d) {
         d_query_[h * dim() + d] += gated * get(k_, j, d);
-        d_key_[j * dim() + d] += gated * get(q_, row_, h, d);
+        d_key_[j * dim() + d] += gated * (get(w_, row_, h) * get(q_, row_, h, d));
       }
     }
   }
 
+  // A row without a key has gradient 0, whatever its weights hold.
   void end_row(const Tensor& d_index_query, const Tensor& d_index_weights) const {
     for (std::int64_t h = 0; h < heads(); ++h) {
       set(d_index_weights, row_, h, d_weights_[h]);
       for (std::int64_t d = 0; d < dim(); ++d)
-        set(d_index_query, row_, h, d, d_query_[h * dim() + d]);
+        set(d_index_query, row_, h, d, empty_ ? 0 : get(w_, row_, h) * d_query_[h * dim() + d]);
     }
   }
 
@@ -67,6 +70,7 @@ class IndexScoreBackward {
   const Tensor &q_, &k_, &w_;
   bool relu_;
   std::int64_t row_ = 0;
+  bool empty_ = true;
   double *d_key_, *d_query_, *d_weights_;  // [keys, dim], [heads, dim], [heads]
 };
 

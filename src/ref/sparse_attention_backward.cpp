@@ -1,8 +1,8 @@
 // The gradients of sparse_attention by query, key and value, in double: the formulas of the
 // contract, one key head at a time. Sums over rows stay in double and are rounded once, at the end.
 //
-// A head whose lse is -inf had no slot of any weight: it gives and gets gradient 0. A duplicate id
-// is a slot of its own here too: both slots add their gradient to the same key.
+// A head whose lse is -inf had no slot of any weight: p and dz are 0. A duplicate id is a slot of
+// its own here too: both slots add their gradient to the same key.
 #include <algorithm>
 #include <cmath>
 
@@ -35,12 +35,14 @@ void run(const SparseAttentionBackwardArgs& a, Workspace workspace) {
       const RowRange range = row_range(a.starts, a.ends, i, keys);
       for (std::int64_t h = g * group; h < (g + 1) * group; ++h) {
         const double lse = get(a.lse, i, h);
+        const bool weightless = std::isinf(lse) && lse < 0;
         auto slots = [&](auto&& visit) {
-          if (std::isinf(lse) && lse < 0) return;
           for_each_slot(a.topk_indices, a.topk_lengths, range, i, visit);
         };
         double delta = 0;
         slots([&](std::int64_t s, std::int64_t id) {
+          p[s] = dz[s] = 0;
+          if (weightless) return;
           p[s] = std::exp(a.softmax_scale * head_dot(a.query, i, h, a.key, id, g, dim_qk) - lse);
           dz[s] = head_dot(a.d_output, i, h, value, id, g, dim_v);  // dp
           delta += p[s] * dz[s];
