@@ -6,6 +6,7 @@
 #include "bench/bounds.h"
 #include "bench/data.h"
 #include "ref/attention.h"
+#include "ref/key_place.h"
 
 namespace winnow::bench {
 
@@ -27,7 +28,7 @@ std::vector<Parameter> attention_parameters() {
           {"seed", "1", "of the data"}};
 }
 
-AttentionInputs::AttentionInputs(const Problem& p)
+AttentionInputs::AttentionInputs(const Problem& p, std::int64_t page)
     : rows(p.number("rows")),
       keys(p.number("keys")),
       heads(p.number("heads")),
@@ -42,14 +43,16 @@ AttentionInputs::AttentionInputs(const Problem& p)
                     std::sqrt(static_cast<double>(dim_qk))) {
   Random random(static_cast<std::uint64_t>(p.number("seed")));
   query = Guarded(dtype, {rows, heads, dim_qk});
-  key = Guarded(dtype, {keys, kv_heads, dim_qk});
   starts = Guarded(DType::kI32, {rows});
   ends = Guarded(DType::kI32, {rows});
   fill_gauss(query, random);
-  fill_gauss(key, random);
+  key = Keys(dtype, rows, keys, {kv_heads, dim_qk}, page, random);
+  keys = key.count();
   fill_ranges(p.word("range"), keys, topk > 0 ? topk : 16, starts, ends, random);
   if (!shared_value) {
-    value = Guarded(dtype, {keys, kv_heads, dim_v});
+    const Tensor& k = key.data();
+    value = page > 0 ? Guarded(dtype, {k.shape[0], k.shape[1], kv_heads, dim_v})
+                     : Guarded(dtype, {keys, kv_heads, dim_v});
     fill_gauss(value, random);
   }
   if (topk > 0) {
@@ -68,8 +71,21 @@ AttentionInputs::AttentionInputs(const Problem& p)
 std::vector<std::int64_t> AttentionInputs::slots(std::int64_t row) const {
   std::vector<std::int64_t> ids;
   ref::for_each_slot(indices_or_nothing(), lengths_or_nothing(), row_range(starts, ends, row, keys),
-                     row, [&](std::int64_t, std::int64_t id) { ids.push_back(id); });
+                     row, [&](std::int64_t, std::int64_t id) {
+                       if (!ref::place_of(key.view(), row, id).missing()) ids.push_back(id);
+                     });
   return ids;
+}
+
+double AttentionInputs::key_at(std::int64_t row, std::int64_t id, std::int64_t g,
+                               std::int64_t d) const {
+  const ref::KeyPlace at = ref::place_of(key.view(), row, id);
+  return ref::get(at.keys, at.index, g, d);
+}
+double AttentionInputs::value_at(std::int64_t row, std::int64_t id, std::int64_t g,
+                                 std::int64_t c) const {
+  const ref::KeyPlace at = ref::place_of(key.view(), value_source(), row, id);
+  return ref::get(at.keys, at.index, g, c);
 }
 
 double AttentionInputs::pairs() const {
@@ -79,7 +95,7 @@ double AttentionInputs::pairs() const {
 }
 
 double AttentionInputs::input_elements() const {
-  return static_cast<double>(query.view().elements() + key.view().elements() +
+  return static_cast<double>(query.view().elements() + key.data().elements() +
                              value.view().elements());
 }
 
@@ -99,7 +115,7 @@ HeadLogits head_logits(const AttentionInputs& in, std::int64_t row, std::int64_t
     double dot = 0, magnitude = 0;
     for (std::int64_t d = 0; d < in.dim_qk; ++d) {
       const double term =
-          ref::get(in.query, row, head, d) * ref::get(in.key, id, head / in.group(), d);
+          ref::get(in.query, row, head, d) * in.key_at(row, id, head / in.group(), d);
       dot += term;
       magnitude += std::abs(term);
     }

@@ -7,6 +7,7 @@
 
 #include "bench/case.h"
 #include "bench/guarded.h"
+#include "bench/keys.h"
 #include "bench/problem.h"
 
 namespace winnow::bench {
@@ -14,9 +15,12 @@ namespace winnow::bench {
 std::vector<Parameter> attention_parameters();
 
 struct AttentionInputs {
-  explicit AttentionInputs(const Problem& p);
+  // page > 0: the keys lie in pages, and the value in the same.
+  explicit AttentionInputs(const Problem& p, std::int64_t page = 0);
 
-  const Tensor& value_source() const { return shared_value ? key.view() : value.view(); }
+  const Tensor& value_source() const { return shared_value ? key.data() : value.view(); }
+  double key_at(std::int64_t row, std::int64_t id, std::int64_t g, std::int64_t d) const;
+  double value_at(std::int64_t row, std::int64_t id, std::int64_t g, std::int64_t c) const;
   std::int64_t group() const { return heads / kv_heads; }
   Tensor value_or_nothing() const { return shared_value ? Tensor{} : value.view(); }
   Tensor indices_or_nothing() const { return topk == 0 ? Tensor{} : topk_indices.view(); }
@@ -31,7 +35,8 @@ struct AttentionInputs {
   bool shared_value, with_lengths;
   DType dtype;
   double softmax_scale;
-  Guarded query, key, value, topk_indices, topk_lengths, starts, ends;
+  Keys key;
+  Guarded query, value, topk_indices, topk_lengths, starts, ends;
 };
 
 // Relative error of rounding to the dtype of an output; 0 for f32 and f64, counted elsewhere.

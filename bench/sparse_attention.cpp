@@ -13,11 +13,11 @@ namespace {
 
 class SparseAttentionCase : public Case {
  public:
-  explicit SparseAttentionCase(const Problem& p) : in_(p) {
+  explicit SparseAttentionCase(const Problem& p) : in_(p, p.number("page")) {
     output_ = Guarded(p.flag("wide") ? DType::kF32 : in_.dtype, {in_.rows, in_.heads, in_.dim_v});
     lse_ = Guarded(in_.wide(), {in_.rows, in_.heads});
     args_ = {in_.query,
-             in_.key,
+             in_.key.view(),
              in_.value_or_nothing(),
              in_.indices_or_nothing(),
              in_.lengths_or_nothing(),
@@ -36,13 +36,13 @@ class SparseAttentionCase : public Case {
   // Bounds. Let w_s = exp(z_s - m), m the largest logit, p_s = w_s / sum w. A common factor of all
   // w cancels, so an error of m does not count. Of w_s counts, relative to itself:
   //   delta_s = error of z_s + u |z_s - m| (rounded differences, over all rescalings together)
-  //             + 3u per block of 64 for its factor exp(m_old - m_new) and the product with it
+  //             + 3u per block of 64 for its factor exp(m_old - m_new) and the product with it: the
+  //               seven within a span of 256 and its merge into the spans before are no more
   //             + 2u for exp itself.
   // The sum adds 8 + 3 roundings inside a block and one per block, the product with the value one
   // per slot and block. exp below 2^-149 is lost: at most that, absolutely.
   std::vector<Comparison> compare() override {
     Worst outputs("output"), lses("lse");
-    const Tensor& value = in_.value_source();
     for (std::int64_t i = 0; i < in_.rows; ++i) {
       const std::vector<std::int64_t> slots = in_.slots(i);
       const auto count = static_cast<double>(slots.size()), blocks = std::ceil(count / 64);
@@ -65,7 +65,7 @@ class SparseAttentionCase : public Case {
         for (std::int64_t c = 0; c < in_.dim_v; ++c) {
           double truth = 0, bound = 0;
           for (std::size_t s = 0; s < slots.size(); ++s) {
-            const double v = ref::get(value, slots[s], h / in_.group(), c);
+            const double v = in_.value_at(i, slots[s], h / in_.group(), c);
             truth += p[s] * v;
             bound += std::abs(v) *
                      (p[s] * (delta[s] + gamma_of(in_.dtype, count + blocks + 1)) + 0x1p-148);
@@ -98,42 +98,58 @@ class SparseAttentionCase : public Case {
 }  // namespace
 
 Operation sparse_attention_operation() {
-  return {"sparse_attention",
-          "attention of every row over its selected keys",
-          attention_parameters(),
-          [](const Problem& p) -> std::unique_ptr<Case> {
-            return std::make_unique<SparseAttentionCase>(p);
-          },
-          {"sparse_attention rows=3 keys=200 heads=64 topk=130",
-           "sparse_attention rows=3 keys=300 heads=16 topk=200 dtype=bf16 ids=scattered",
-           "sparse_attention rows=24 keys=150 heads=3 dim_qk=17 dim_v=13 topk=40 range=awkward "
-           "ids=scattered",
-           "sparse_attention rows=24 keys=150 heads=3 dim_qk=17 dim_v=13 topk=0 range=awkward",
-           "sparse_attention rows=26 keys=160 heads=6 kv_heads=2 dim_qk=24 dim_v=40 value=1 "
-           "topk=70 ids=scattered lengths=1 range=awkward dtype=f16",
-           "sparse_attention rows=90 keys=90 heads=4 dim_qk=80 dim_v=64 topk=0 range=packed",
-           "sparse_attention rows=90 keys=90 heads=4 dim_qk=80 dim_v=64 topk=16 range=packed "
-           "lengths=1",
-           "sparse_attention rows=70 keys=200 heads=4 kv_heads=4 dim_qk=33 dim_v=31 value=1 "
-           "topk=0 range=causal dtype=bf16 wide=1",
-           "sparse_attention rows=9 keys=140 heads=5 dim_qk=8 dim_v=1 topk=0 range=full spread=40",
-           "sparse_attention rows=20 keys=100 heads=7 kv_heads=7 dim_qk=1 dim_v=5 value=1 "
-           "topk=100 ids=scattered spread=20",
-           "sparse_attention rows=12 keys=80 heads=8 kv_heads=2 dim_qk=16 dim_v=16 topk=20 "
-           "ids=scattered dtype=f64 lengths=1 range=causal",
-           "sparse_attention rows=8 keys=50 heads=2 dim_qk=12 dim_v=9 topk=0 dtype=f64 "
-           "range=awkward",
-           "sparse_attention rows=2 keys=60 heads=7 dim_qk=512 topk=33 dtype=bf16",
-           "sparse_attention rows=3 keys=90 heads=3 kv_heads=3 dim_qk=192 dim_v=128 value=1 "
-           "topk=50 dtype=bf16",
-           "sparse_attention rows=0 keys=64 heads=4 dim_qk=16 dim_v=16 topk=8",
-           "sparse_attention rows=0 keys=64 heads=4 dim_qk=16 dim_v=16 topk=0",
-           "sparse_attention rows=3 keys=0 heads=4 dim_qk=16 dim_v=16 topk=8",
-           "sparse_attention rows=3 keys=0 heads=4 dim_qk=16 dim_v=16 topk=0"},
-          {"sparse_attention rows=16 keys=16384", "sparse_attention rows=16 keys=16384 dtype=bf16",
-           "sparse_attention rows=32 keys=4096 topk=0",
-           "sparse_attention rows=2048 keys=2048 heads=4 dim_qk=80 dim_v=64 topk=128 range=packed",
-           "sparse_attention rows=2048 keys=2048 heads=4 dim_qk=80 dim_v=64 topk=0 range=packed"}};
+  const auto parameters = [] {
+    std::vector<Parameter> all = attention_parameters();
+    all.push_back({"page", "0", "keys of a page, three requests; 0: keys in one piece"});
+    return all;
+  };
+  return {
+      "sparse_attention",
+      "attention of every row over its selected keys",
+      parameters(),
+      [](const Problem& p) -> std::unique_ptr<Case> {
+        return std::make_unique<SparseAttentionCase>(p);
+      },
+      {"sparse_attention rows=3 keys=200 heads=64 topk=130",
+       "sparse_attention rows=3 keys=300 heads=16 topk=200 dtype=bf16 ids=scattered",
+       "sparse_attention rows=24 keys=150 heads=3 dim_qk=17 dim_v=13 topk=40 range=awkward "
+       "ids=scattered",
+       "sparse_attention rows=24 keys=150 heads=3 dim_qk=17 dim_v=13 topk=0 range=awkward",
+       "sparse_attention rows=26 keys=160 heads=6 kv_heads=2 dim_qk=24 dim_v=40 value=1 "
+       "topk=70 ids=scattered lengths=1 range=awkward dtype=f16",
+       "sparse_attention rows=90 keys=90 heads=4 dim_qk=80 dim_v=64 topk=0 range=packed",
+       "sparse_attention rows=90 keys=90 heads=4 dim_qk=80 dim_v=64 topk=16 range=packed "
+       "lengths=1",
+       "sparse_attention rows=70 keys=200 heads=4 kv_heads=4 dim_qk=33 dim_v=31 value=1 "
+       "topk=0 range=causal dtype=bf16 wide=1",
+       "sparse_attention rows=9 keys=140 heads=5 dim_qk=8 dim_v=1 topk=0 range=full spread=40",
+       "sparse_attention rows=20 keys=100 heads=7 kv_heads=7 dim_qk=1 dim_v=5 value=1 "
+       "topk=100 ids=scattered spread=20",
+       "sparse_attention rows=12 keys=80 heads=8 kv_heads=2 dim_qk=16 dim_v=16 topk=20 "
+       "ids=scattered dtype=f64 lengths=1 range=causal",
+       "sparse_attention rows=8 keys=50 heads=2 dim_qk=12 dim_v=9 topk=0 dtype=f64 "
+       "range=awkward",
+       "sparse_attention rows=2 keys=60 heads=7 dim_qk=512 topk=33 dtype=bf16",
+       "sparse_attention rows=3 keys=90 heads=3 kv_heads=3 dim_qk=192 dim_v=128 value=1 "
+       "topk=50 dtype=bf16",
+       "sparse_attention rows=24 keys=150 heads=3 dim_qk=17 dim_v=13 topk=40 range=awkward "
+       "ids=scattered page=16",
+       "sparse_attention rows=35 keys=160 heads=6 kv_heads=2 dim_qk=24 dim_v=40 value=1 "
+       "topk=70 ids=scattered lengths=1 range=causal dtype=bf16 page=7",
+       "sparse_attention rows=24 keys=100 heads=3 dim_qk=17 dim_v=13 topk=0 range=awkward "
+       "page=64 dtype=f16",
+       "sparse_attention rows=19 keys=60 heads=4 kv_heads=2 dim_qk=8 dim_v=8 value=1 topk=0 "
+       "range=causal page=1",
+       "sparse_attention rows=12 keys=80 heads=2 dim_qk=16 dim_v=16 topk=20 dtype=f64 page=5",
+       "sparse_attention rows=0 keys=64 heads=4 dim_qk=16 dim_v=16 topk=8",
+       "sparse_attention rows=0 keys=64 heads=4 dim_qk=16 dim_v=16 topk=0",
+       "sparse_attention rows=3 keys=0 heads=4 dim_qk=16 dim_v=16 topk=8",
+       "sparse_attention rows=3 keys=0 heads=4 dim_qk=16 dim_v=16 topk=0"},
+      {"sparse_attention rows=16 keys=16384", "sparse_attention rows=16 keys=16384 dtype=bf16",
+       "sparse_attention rows=16 keys=16384 dtype=bf16 page=64",
+       "sparse_attention rows=1 keys=16384 dtype=bf16", "sparse_attention rows=32 keys=4096 topk=0",
+       "sparse_attention rows=2048 keys=2048 heads=4 dim_qk=80 dim_v=64 topk=128 range=packed",
+       "sparse_attention rows=2048 keys=2048 heads=4 dim_qk=80 dim_v=64 topk=0 range=packed"}};
 }
 
 }  // namespace winnow::bench

@@ -42,7 +42,7 @@ class SparseAttentionBackwardCase : public Case {
     fill_gauss(d_output_, random);
     fill_forward();
     args_ = {in_.query,
-             in_.key,
+             in_.key.data(),
              in_.value_or_nothing(),
              in_.indices_or_nothing(),
              in_.lengths_or_nothing(),
@@ -118,7 +118,7 @@ class SparseAttentionBackwardCase : public Case {
           const std::int64_t row = slots[s] * in_.kv_heads + g;
           for (std::int64_t d = 0; d < in_.dim_qk; ++d) {
             query_sums[static_cast<std::size_t>(d)].add(dz, dz_error,
-                                                        ref::get(in_.key, slots[s], g, d));
+                                                        ref::get(in_.key.data(), slots[s], g, d));
             key_sums[static_cast<std::size_t>(row * in_.dim_qk + d)].add(
                 dz, dz_error, ref::get(in_.query, i, h, d));
           }
@@ -156,7 +156,7 @@ class SparseAttentionBackwardCase : public Case {
   // The forward that the caller has run before; whatever its lse, the gradients are exact for it.
   void fill_forward() {
     const SparseAttentionArgs forward = {in_.query,
-                                         in_.key,
+                                         in_.key.data(),
                                          in_.value_or_nothing(),
                                          in_.indices_or_nothing(),
                                          in_.lengths_or_nothing(),

@@ -14,8 +14,8 @@ TEST_P(Heads, MatchTheReference) {
   for (const char* operation : {"sparse_attention", "sparse_attention_backward"}) {
     for (const char* rest : {"topk=21 ids=scattered", "topk=0 range=causal"}) {
       if (GetParam() % 5 != 0 && rest[5] == '0') continue;  // without lists: runs of rows, some
-      const std::string problem =
-          fmt::format("{} rows=2 keys=24 heads={} dim_qk=7 dim_v=5 {}", operation, GetParam(), rest);
+      const std::string problem = fmt::format("{} rows=2 keys=24 heads={} dim_qk=7 dim_v=5 {}",
+                                              operation, GetParam(), rest);
       for (const CheckResult& r : check_problem(problem))
         EXPECT_EQ(r.failure, "") << r.implementation << ": " << r.problem;
     }

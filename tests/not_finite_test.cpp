@@ -40,7 +40,8 @@ void expect_same_places(const std::function<Args()>& args, void (*run)(const Arg
   Scratch scratch;
   const auto places = [&](const std::string& name) {
     const bench::PinGuard pin(explain(args()).operation, name);
-    for (Array* out : outputs) std::memset(out->as<void>(), 0x7f, static_cast<std::size_t>(out->bytes()));
+    for (Array* out : outputs)
+      std::memset(out->as<void>(), 0x7f, static_cast<std::size_t>(out->bytes()));
     run(args(), scratch.get(bytes(args())));
     return not_finite(outputs);
   };
@@ -54,6 +55,7 @@ void expect_same_places(const std::function<Args()>& args, void (*run)(const Arg
         const std::vector<bool> truth = places("reference");
         for (const bool bad : truth) poisoned += bad ? 1 : 0;
         for (const Verdict& v : explain(args()).verdicts) {
+          if (!v.refusal.empty()) continue;
           EXPECT_EQ(places(v.implementation), truth)
               << v.implementation << ": input " << n << " element " << e << " is " << value;
         }
@@ -73,10 +75,9 @@ TEST(NotFinite, SparseAttention) {
       call.ids = Array(DType::kI32, {5, 12});
       bench::fill_indices("scattered", 30, call.starts, call.ends, call.ids, random);
     }
-    expect_same_places<SparseAttentionArgs>([&] { return call.forward_args(); }, sparse_attention,
-                                            sparse_attention_workspace_bytes,
-                                            {&call.query, &call.key, &call.value},
-                                            {&call.output, &call.lse});
+    expect_same_places<SparseAttentionArgs>(
+        [&] { return call.forward_args(); }, sparse_attention, sparse_attention_workspace_bytes,
+        {&call.query, &call.key, &call.value}, {&call.output, &call.lse});
     call.forward();
     expect_same_places<SparseAttentionBackwardArgs>(
         [&] { return call.backward_args(); }, sparse_attention_backward,
@@ -94,14 +95,15 @@ struct Indexer {
       key{DType::kF32, {kKeys, 1, 6}}, lse{DType::kF32, {kRows, 2}},
       scores{DType::kF32, {kRows, kTopk}}, target{DType::kF32, {kRows, kTopk}};
   Array ids{DType::kI32, {kRows, kTopk}}, starts = ints({kRows}, {0, 4, 0, 12}),
-        ends = ints({kRows}, {25, 4, 18, 24});
+                                          ends = ints({kRows}, {25, 4, 18, 24});
   Array kl{DType::kF32, {kRows}}, list{DType::kF32, {kRows, kTopk}},
       d_q{DType::kF32, {kRows, kHeads, kDim}}, d_k{DType::kF32, {kKeys, kDim}},
       d_w{DType::kF32, {kRows, kHeads}};
 
   Indexer() {
     bench::Random random(8);
-    for (Array* x : {&q, &k, &w, &query, &key, &lse, &scores, &target}) bench::fill_gauss(*x, random);
+    for (Array* x : {&q, &k, &w, &query, &key, &lse, &scores, &target})
+      bench::fill_gauss(*x, random);
     for (std::int64_t e = 0; e < target.elements(); ++e)
       target.as<float>()[e] = std::abs(target.as<float>()[e]);
     bench::fill_indices("scattered", kKeys, starts, ends, ids, random);
@@ -118,9 +120,7 @@ TEST(NotFinite, IndexerAndItsLosses) {
   Indexer x;
   for (const bool relu : {true, false}) {
     expect_same_places<IndexScoresAtArgs>(
-        [&] {
-          return IndexScoresAtArgs{x.q, x.k, x.w, x.ids, x.starts, x.ends, relu, x.list};
-        },
+        [&] { return IndexScoresAtArgs{x.q, x.k, x.w, x.ids, x.starts, x.ends, relu, x.list}; },
         index_scores_at, index_scores_at_workspace_bytes, {&x.q, &x.k, &x.w}, {&x.list});
     expect_same_places<IndexScoresAtBackwardArgs>(
         [&] { return x.backward(relu); }, index_scores_at_backward,
@@ -157,8 +157,8 @@ TEST(NotFinite, PaddingRowsMayHoldAnything) {
     }
   };
   for_each_implementation(x.backward(true), [&](const std::string&) {
-    index_scores_at_backward(x.backward(true), scratch.get(index_scores_at_backward_workspace_bytes(
-                                                   x.backward(true))));
+    index_scores_at_backward(
+        x.backward(true), scratch.get(index_scores_at_backward_workspace_bytes(x.backward(true))));
     expect_finite({&x.d_q, &x.d_k, &x.d_w});
   });
   for_each_implementation(x.dense(true), [&](const std::string&) {

@@ -191,6 +191,42 @@ TEST(SparseAttention, ARowDependsOnItselfOnly) {
   }
 }
 
+// A row alone is attended to by several threads, 256 slots each at a time; among other rows by one.
+TEST(SparseAttention, ALongListHasTheSameBitsAloneAndAmongOthers) {
+  const int before = num_threads();
+  for (const bool dense : {true, false}) {
+    for (const std::int64_t keys : {255, 256, 257, 700, 1537}) {
+      AttentionCall call(9, keys, 5, 1, 10, 7);
+      for (int i = 0; i < 9; ++i) call.see(i, 0, static_cast<int>(keys) - i);
+      if (!dense) {
+        bench::Random random(3);
+        call.ids = Array(DType::kI32, {9, keys});
+        bench::fill_indices("scattered", keys, call.starts, call.ends, call.ids, random);
+      }
+      with_each(explain(call.forward_args()), [&](const std::string& name) {
+        set_num_threads(1);
+        call.forward();
+        const Array output = call.output.clone(), lse = call.lse.clone();
+        for (const int threads : {1, 2, 3, 16}) {
+          set_num_threads(threads);
+          for (const std::int64_t row : {0, 8}) {
+            SparseAttentionArgs one = call.forward_args();
+            for (Tensor* t :
+                 {&one.query, &one.topk_indices, &one.starts, &one.ends, &one.output, &one.lse}) {
+              if (!t->empty()) *t = t->rows(row, 1);
+            }
+            std::memset(one.output.data, 0xff, 35 * sizeof(float));
+            AttentionCall::forward(one);
+            EXPECT_TRUE(same_bits(one.output, output.view().rows(row, 1))) << name << keys;
+            EXPECT_TRUE(same_bits(one.lse, lse.view().rows(row, 1))) << name << keys;
+          }
+        }
+      });
+    }
+  }
+  set_num_threads(before);
+}
+
 // Rows, keys and outputs more than 2^31 elements apart.
 TEST(SparseAttention, StridesBeyond32Bits) {
   AttentionCall call(3, 3, 2, 1, 16, 16);
@@ -209,9 +245,9 @@ TEST(SparseAttention, StridesBeyond32Bits) {
   with_each(explain(call.forward_args()), [&](const std::string& name) {
     call.forward();
     SparseAttentionArgs args = call.forward_args();
-    args.key = far(args.key, 0);
+    args.key = far(args.key.data, 0);
     for (std::int64_t j = 0; j < 3; ++j) {
-      std::memcpy(args.key.rows(j, 1).data, call.key.view().rows(j, 1).data, 64);
+      std::memcpy(args.key.data.rows(j, 1).data, call.key.view().rows(j, 1).data, 64);
     }
     Array far_output(DType::kF32, {3, 2, 16});
     args.output = far_output;
@@ -247,7 +283,7 @@ TEST(SparseAttention, OnlyListedKeysAreRead) {
   SparseAttentionArgs args = call.forward_args();
   args.key = make_tensor(memory, DType::kF32, {keys, 1, dim});
   for (const std::int32_t id : ids) {
-    const Tensor row = args.key.rows(id, 1);
+    const Tensor row = args.key.data.rows(id, 1);
     ASSERT_EQ(mprotect(row.data, static_cast<std::size_t>(page), PROT_READ | PROT_WRITE), 0);
     bench::fill_gauss(row, random);
   }
@@ -277,7 +313,7 @@ TEST(SparseAttention, AnEmptySequenceBetweenFullOnesAndPaddingBehindThem) {
     for (const std::int64_t first : {0, 128}) {  // each sequence on its own
       SparseAttentionArgs one = call.forward_args();
       for (Tensor* t : {&one.query, &one.output, &one.lse}) *t = t->rows(first, 128);
-      one.key = one.key.rows(first, 128);
+      one.key = one.key.data.rows(first, 128);
       one.starts = one.starts.rows(0, 128);
       one.ends = one.ends.rows(0, 128);
       AttentionCall::forward(one);
@@ -298,7 +334,7 @@ TEST(SparseAttention, ABatchOfUnequalSamples) {
     for (int b = 0; b < 3; ++b) {
       SparseAttentionArgs one = call.forward_args();
       for (Tensor* t : {&one.query, &one.output, &one.lse}) *t = t->rows(b, 1);
-      one.key = one.key.rows(first[b], first[b + 1] - first[b]);
+      one.key = one.key.data.rows(first[b], first[b + 1] - first[b]);
       Array ids(DType::kI32, {1, 5}), starts(DType::kI32, {1}), ends(DType::kI32, {1});
       for (int s = 0; s < 5; ++s) {
         const std::int32_t id = call.ids.as<std::int32_t>()[b * 5 + s];
@@ -335,16 +371,123 @@ TEST(SparseAttention, LengthsEndAList) {
   });
 }
 
+// Two requests in the pages of one pool, their rows mixed: each row has the bits of its request
+// alone in one piece. What no request owns is NaN, and a page holds other things beside its keys.
+TEST(SparseAttention, PagesGiveTheBitsOfOnePiece) {
+  const std::int64_t lengths[] = {37, 90}, dim_qk = 20, dim_v = 12;
+  const std::int32_t requests[] = {1, 0, 0, 1, 1, 0, 2, -1};
+  for (const std::int64_t page : {1, 7, 16, 64}) {
+    for (const bool separate : {true, false}) {
+      for (const bool dense : {true, false}) {
+        std::vector<AttentionCall> alone;
+        for (const std::int64_t length : lengths)
+          alone.emplace_back(8, length, 6, 2, dim_qk, dim_v, separate);
+        bench::Random other(11);  // no key of one request is one of the other's
+        bench::fill_gauss(alone[0].key, other);
+        if (separate) bench::fill_gauss(alone[0].value, other);
+        const std::int64_t columns = (90 + page - 1) / page + 1, pages = 2 * columns;
+        Array pool(DType::kF32, {pages, page + 1, 2, dim_qk + 3}),
+            values(DType::kF32, {pages, page, 2, dim_v}), table(DType::kI32, {2, columns}),
+            request(DType::kI32, {8});
+        for (const Array* x : {&pool, &values}) {
+          for (std::int64_t e = 0; e < x->elements(); ++e) x->as<float>()[e] = std::nanf("");
+        }
+        for (std::int64_t q = 0; q < 2; ++q) {
+          const AttentionCall& one = alone[static_cast<std::size_t>(q)];
+          for (std::int64_t n = 0; n < columns; ++n)
+            table.as<std::int32_t>()[q * columns + n] =
+                n * page < one.keys ? static_cast<int>(2 * (columns - 1 - n) + q) : -1;
+          for (std::int64_t j = 0; j < one.keys; ++j) {
+            const std::int64_t id = table.as<std::int32_t>()[q * columns + j / page], at = j % page;
+            for (std::int64_t g = 0; g < 2; ++g) {
+              std::memcpy(pool.as<float>() + ((id * (page + 1) + at) * 2 + g) * (dim_qk + 3),
+                          one.key.as<float>() + (j * 2 + g) * dim_qk, 4 * dim_qk);
+              if (!separate) continue;
+              std::memcpy(values.as<float>() + ((id * page + at) * 2 + g) * dim_v,
+                          one.value.as<float>() + (j * 2 + g) * dim_v, 4 * dim_v);
+            }
+          }
+        }
+        std::memcpy(request.as<void>(), requests, sizeof requests);
+        AttentionCall call(8, 90, 6, 2, dim_qk, dim_v, separate);
+        for (int i = 0; i < 8; ++i)
+          call.see(i, i, static_cast<int>(requests[i] == 0 ? 37 - i : 90 - 2 * i));
+        if (!dense) {
+          bench::Random random(6);
+          call.ids = Array(DType::kI32, {8, 30});
+          bench::fill_indices("scattered", 90, call.starts, call.ends, call.ids, random);
+        }
+        Tensor data = pool.view().channels(0, dim_qk);
+        data.shape[1] = page;
+        SparseAttentionArgs args = call.forward_args();
+        args.key = KeyView(data, table, request);
+        if (separate) args.value = values;
+        with_each(explain(args), [&](const std::string& name) {
+          AttentionCall::forward(args);
+          const Array output = call.output.clone(), lse = call.lse.clone();
+          for (std::int64_t i = 0; i < 8; ++i) {
+            const std::int64_t q = requests[i];
+            if (q < 0 || q > 1) {
+              for (int e = 0; e < 6; ++e) EXPECT_EQ(lse.as<float>()[i * 6 + e], -kInfinity) << name;
+              continue;
+            }
+            const AttentionCall& owner = alone[static_cast<std::size_t>(q)];
+            SparseAttentionArgs one = call.forward_args();
+            one.key = owner.key;
+            one.value = owner.value;
+            for (Tensor* t :
+                 {&one.query, &one.topk_indices, &one.starts, &one.ends, &one.output, &one.lse}) {
+              if (!t->empty()) *t = t->rows(i, 1);
+            }
+            AttentionCall::forward(one);
+            EXPECT_TRUE(same_bits(one.output, output.view().rows(i, 1))) << name << page << i;
+            EXPECT_TRUE(same_bits(one.lse, lse.view().rows(i, 1))) << name << page << i;
+          }
+        });
+      }
+    }
+  }
+}
+
+// A page id times a page's stride beyond 2^31 elements.
+TEST(SparseAttention, PagesBeyond32Bits) {
+  constexpr std::int64_t kStride = 8448, kPages = 254202, kPage = 4;
+  AttentionCall call(1, 2 * kPage, 2, 1, 16, 16);
+  const std::size_t bytes = static_cast<std::size_t>(kPages * kStride) * 4;
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) GTEST_SKIP() << "no 9 GB of addresses";
+  Tensor pool = make_tensor(memory, DType::kF32, {kPages, kPage, 1, 16});
+  pool.strides[0] = kStride;
+  Array table(DType::kI32, {1, 2}), request(DType::kI32, {1});
+  table.as<std::int32_t>()[0] = 254200;
+  table.as<std::int32_t>()[1] = 254201;
+  for (std::int64_t j = 0; j < 2 * kPage; ++j)
+    std::memcpy(static_cast<float*>(memory) + (254200 + j / kPage) * kStride + j % kPage * 16,
+                call.key.as<float>() + j * 16, 64);
+  with_each(explain(call.forward_args()), [&](const std::string& name) {
+    call.forward();
+    const Array near = call.output.clone();
+    SparseAttentionArgs args = call.forward_args();
+    args.key = KeyView(pool, table, request);
+    AttentionCall::forward(args);
+    EXPECT_TRUE(same_bits(near, call.output)) << name;
+  });
+  munmap(memory, bytes);
+}
+
 TEST(SparseAttention, ChannelsWithAStrideGoToTheReference) {
   AttentionCall call(2, 4, 1, 1, 4, 4);
   SparseAttentionArgs args = call.forward_args();
   args.query.shape[2] = 2;
-  args.key.shape[2] = 2;
+  args.key.data.shape[2] = 2;
   args.query.strides[2] = 2;
   args.output.shape[2] = 2;
   const Explanation explanation = explain(args);
   EXPECT_EQ(explanation.chosen(), "reference");
-  EXPECT_EQ(explanation.verdicts[0].refusal, "channels must have stride 1");
+  const Verdict& portable = explanation.verdicts[explanation.verdicts.size() - 2];
+  EXPECT_EQ(portable.implementation, "cpu.portable");
+  EXPECT_EQ(portable.refusal, "channels must have stride 1");
 }
 
 TEST(SparseAttention, Errors) {
@@ -376,7 +519,7 @@ TEST(SparseAttention, Errors) {
             "[sparse_attention] lse must be of dtype f32, got bf16");
   EXPECT_EQ(error([](auto& a) { a.output = a.query; }),
             "[sparse_attention] output must not share memory with query, but they overlap");
-  EXPECT_EQ(error([](auto& a) { a.key.shape[1] = 3; }),
+  EXPECT_EQ(error([](auto& a) { a.key.data.shape[1] = 3; }),
             "[sparse_attention] heads must be a multiple of kv_heads, got 4 and 3");
 }
 

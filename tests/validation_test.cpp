@@ -192,6 +192,37 @@ TEST(Validation, SlotsBehindTheLengthMayHoldAnything) {
   EXPECT_EQ(x.call(sparse_attention, sparse_attention_workspace_bytes, x.forward()), "");
 }
 
+TEST(Validation, PagesAndRequestsThatAreNotThere) {
+  const ValidationGuard on;
+  Inputs x;
+  const Array table = ints({2, 3}, {0, 1, 2, -1, 2, 1}), request = ints({kRows}, {0, 1, 7});
+  const auto messages = [&] {
+    SparseAttentionArgs a = x.forward();
+    a.key = KeyView(x.key.view().reshape({3, 3, 1, kDim}), table, request);
+    const KeyView index_key(x.k.view().reshape({3, 3, kDim}), table, request);
+    return std::vector<std::string>{
+        x.call(sparse_attention, sparse_attention_workspace_bytes, a),
+        x.call<IndexScoresArgs>(index_scores, index_scores_workspace_bytes,
+                                {x.q, index_key, x.w, x.starts, x.ends, true, x.scores}),
+        x.call<IndexTopkArgs>(
+            index_topk, index_topk_workspace_bytes,
+            {x.q, index_key, x.w, x.starts, x.ends, true, x.new_ids, x.new_lengths, {}})};
+  };
+  for (const std::string& message : messages()) EXPECT_EQ(message, "");  // row 2 is empty
+  request.as<std::int32_t>()[1] = 2;
+  for (const std::string& message : messages())
+    EXPECT_EQ(rule_of(message), "row_request must be one of 2 requests, got 2 in row 1");
+  for (const std::int32_t page : {-2, 3}) {
+    table.as<std::int32_t>()[4] = page;
+    for (const std::string& message : messages()) {
+      EXPECT_EQ(rule_of(message),
+                fmt::format("block_table must hold -1 or one of 3 pages, got {} in request 1 entry "
+                            "1",
+                            page));
+    }
+  }
+}
+
 TEST(Validation, ACertificateThatIsNotTrue) {
   const ValidationGuard on;
   Inputs x;

@@ -11,6 +11,9 @@
 //   and it stands before topk_lengths[i].
 //   Any other id, not only -1, is ignored wherever it stands: never dereferenced.
 //   Ids are distinct by contract; an id that stands twice counts twice.
+// - Keys may lie in pages (key_view.h): ids, `starts` and `ends` are positions in the row's request,
+//   `value` lies in the same pages, with strides of its own, and a slot whose page is missing is
+//   ignored. The result is bit for bit that of the same keys in one piece.
 // - Leave `topk_indices` out for dense attention:
 //   every key of the row's range, in ascending order.
 //   The result is bit for bit that of the same ids given as a list.
@@ -24,14 +27,16 @@
 #pragma once
 
 #include "winnow/implementations.h"
+#include "winnow/key_view.h"
 #include "winnow/tensor.h"
 
 namespace winnow {
 
 struct SparseAttentionArgs {
   Tensor query;         // [rows, heads, dim_qk] f64 | f32 | bf16 | f16
-  Tensor key;           // [keys, kv_heads, dim_qk], dtype of query; heads % kv_heads == 0
-  Tensor value;         // [keys, kv_heads, dim_v], dtype of query; or left out: key[..., :dim_v]
+  KeyView key;          // of [kv_heads, dim_qk], dtype of query; heads % kv_heads == 0
+  Tensor value;         // [keys, kv_heads, dim_v], in pages [pages, page_size, kv_heads, dim_v],
+                        // dtype of query; or left out: key[..., :dim_v]
   Tensor topk_indices;  // int32 [rows, topk]; or left out: the whole range
   Tensor topk_lengths;  // int32 [rows]; or left out: every slot may count
   Tensor starts;        // int32 [rows]

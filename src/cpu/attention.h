@@ -167,7 +167,7 @@ inline __attribute__((noinline)) void add_weighted(const float* weights, std::in
 inline const char* refuse_layout(const Tensor& query, std::initializer_list<Tensor> rows) {
   if (query.dtype == DType::kF64) return "f64 is left to the reference";
   for (const Tensor& t : rows) {
-    if (!t.empty() && t.shape[2] > 1 && t.strides[2] != 1) {
+    if (!has_unit_stride(t)) {
       return "channels must have stride 1";
     }
   }
@@ -195,17 +195,17 @@ inline int dense_run(const Tensor& starts, const Tensor& ends, std::int64_t keys
 // The extents of a call, and how its rows become runs.
 struct AttentionShape {
   std::int64_t rows, keys, kv_heads, dim_qk, dim_v, topk;
-  bool dense;                  // without lists
+  bool dense;                  // without lists, the keys in one piece
   int group, run_rows, pairs;  // most rows and pairs of a run: enough to make packing cheap
-  AttentionShape(const Tensor& query, const Tensor& key, const Tensor& topk_indices,
+  AttentionShape(const Tensor& query, const KeyView& key, const Tensor& topk_indices,
                  std::int64_t value_channels)
       : rows(query.shape[0]),
-        keys(key.shape[0]),
-        kv_heads(key.shape[1]),
+        keys(key.keys()),
+        kv_heads(key.data.shape[key.paged() ? 2 : 1]),
         dim_qk(query.shape[2]),
         dim_v(value_channels),
         topk(topk_indices.empty() ? 0 : topk_indices.shape[1]),
-        dense(topk_indices.empty()),
+        dense(topk_indices.empty() && !key.paged()),
         group(static_cast<int>(query.shape[1] / kv_heads)),
         run_rows(dense ? static_cast<int>(max64(1, min64(64 / group, rows))) : 1),
         pairs(group * run_rows) {}

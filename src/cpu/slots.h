@@ -3,6 +3,7 @@
 
 #include "base/row_range.h"
 #include "cpu/tile.h"
+#include "winnow/key_view.h"
 
 namespace winnow::cpu::WINNOW_ISA {
 
@@ -13,15 +14,28 @@ struct Slots {
   std::int64_t key(std::int64_t s) const { return ids != nullptr ? ids[s] : first + s; }
 };
 
-// The rows of a key tensor [keys, channels], or those of one head of [keys, heads, channels].
+// The rows of a key tensor [keys, channels], or those of one head of [keys, heads, channels]; in
+// pages [pages, page_size, heads, channels] key `page * page_size + place` (place_slots).
 template <class T>
 struct KeyRows {
   const T* data;
-  std::int64_t stride;
+  std::int64_t stride, page_stride = 0;
+  std::uint32_t page_size = 0;  // 0: in one piece
   explicit KeyRows(const Tensor& t) : data(t.as<T>()), stride(t.strides[0]) {}
   KeyRows(const Tensor& t, std::int64_t head)
       : data(t.as<T>() + head * t.strides[1]), stride(t.strides[0]) {}
-  const T* operator[](std::int64_t key) const { return data + key * stride; }
+  KeyRows(const KeyView& view, const Tensor& t, std::int64_t head) : KeyRows(t, head) {
+    if (!view.paged()) return;
+    data = t.as<T>() + head * t.strides[2];
+    stride = t.strides[1];
+    page_stride = t.strides[0];
+    page_size = static_cast<std::uint32_t>(view.page_size());
+  }
+  const T* operator[](std::int64_t key) const {
+    if (page_size == 0) return data + key * stride;
+    const auto k = static_cast<std::uint32_t>(key);
+    return data + k / page_size * page_stride + k % page_size * stride;
+  }
 };
 
 // How many slots of row i's list may count: all of them without topk_lengths. May be negative.
@@ -47,6 +61,24 @@ inline std::int64_t keep_slots(const Tensor& topk_indices, std::int64_t i, std::
     count += range.contains(key) ? 1 : 0;
   }
   return count;
+}
+
+// Turns positions in a row's request into keys of the pages, `page * page_size + place`, in place;
+// those that are missing are dropped. Returns how many remain. The pages hold fewer than 2^31 keys.
+inline std::int64_t place_slots(const KeyView& view, std::int64_t row, std::int64_t count,
+                                std::int32_t* id) {
+  const Tensor &request = view.row_request, &table = view.block_table;
+  const std::int64_t q = request.as<std::int32_t>()[row * request.strides[0]];
+  if (q < 0 || q >= table.shape[0]) return 0;
+  const std::int32_t* pages = table.as<std::int32_t>() + q * table.strides[0];
+  const auto size = static_cast<std::int32_t>(view.page_size());
+  std::int64_t kept = 0;
+  for (std::int64_t s = 0; s < count; ++s) {
+    const std::int64_t page = pages[id[s] / size * table.strides[1]];
+    if (page < 0 || page >= view.data.shape[0]) continue;
+    id[kept++] = static_cast<std::int32_t>(page * size + id[s] % size);
+  }
+  return kept;
 }
 
 // The rows of slots [s, s + 16); past the last slot its row is repeated.

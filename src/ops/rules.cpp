@@ -210,13 +210,15 @@ void check_gated_keys(const char* operation, const Tensor& index_key, const Tens
   WINNOW_CHECK(operation, ape.shape[0] >= 1, "pool_size must be at least 1, got {}", ape.shape[0]);
 }
 
-void check_attention(const char* operation, const Tensor& query, const Tensor& key,
+void check_attention(const char* operation, const Tensor& query, const KeyView& key,
                      const Tensor& starts, const Tensor& ends, double softmax_scale) {
   check_shape(operation, "query", query, {-1, -1, -1}, "[rows, heads, dim_qk]");
   check_dtype(operation, "query", query, {DType::kF64, DType::kF32, DType::kBF16, DType::kF16});
-  check_shape(operation, "key", key, {-1, -1, query.shape[2]}, "[keys, kv_heads, dim_qk]");
-  check_dtype(operation, "key", key, {query.dtype});
-  const std::int64_t heads = query.shape[1], kv_heads = key.shape[1];
+  check_keys(operation, "key", key, query.dtype, {-1, -1, query.shape[2]},
+             "[keys, kv_heads, dim_qk]", {-1, -1, -1, query.shape[2]},
+             "[pages, page_size, kv_heads, dim_qk]", query.shape[0]);
+  const std::int64_t heads = query.shape[1];
+  const std::int64_t kv_heads = key.data.shape[static_cast<std::size_t>(key.key_axis())];
   WINNOW_CHECK(operation, heads >= 1 && query.shape[2] >= 1,
                "query needs at least one head and one channel, got {}", shape_text(query));
   WINNOW_CHECK(operation, kv_heads >= 1 && heads % kv_heads == 0,
@@ -247,17 +249,23 @@ void check_slots(const char* operation, const Tensor& topk_indices, const Tensor
   check_dtype(operation, "topk_lengths", topk_lengths, {DType::kI32});
 }
 
-void check_value(const char* operation, const Tensor& key, const Tensor& value,
+void check_value(const char* operation, const KeyView& view, const Tensor& value,
                  std::int64_t dim_v) {
+  const Tensor& key = view.data;
   WINNOW_CHECK(operation, dim_v >= 1, "dim_v must be at least 1, got {}", dim_v);
   if (value.empty()) {
-    WINNOW_CHECK(operation, dim_v <= key.shape[2],
-                 "without a value, dim_v must be at most dim_qk, got {} and {}", dim_v,
-                 key.shape[2]);
+    const std::int64_t dim_qk = key.shape[static_cast<std::size_t>(key.rank - 1)];
+    WINNOW_CHECK(operation, dim_v <= dim_qk,
+                 "without a value, dim_v must be at most dim_qk, got {} and {}", dim_v, dim_qk);
     return;
   }
-  check_shape(operation, "value", value, {key.shape[0], key.shape[1], dim_v},
-              "[keys, kv_heads, dim_v]");
+  if (view.paged()) {
+    check_shape(operation, "value", value, {key.shape[0], key.shape[1], key.shape[2], dim_v},
+                "[pages, page_size, kv_heads, dim_v]");
+  } else {
+    check_shape(operation, "value", value, {key.shape[0], key.shape[1], dim_v},
+                "[keys, kv_heads, dim_v]");
+  }
   check_dtype(operation, "value", value, {key.dtype});
 }
 

@@ -71,8 +71,8 @@ void check_scorer(const char* operation, const Tensor& index_query, const KeyVie
 void check_gated_keys(const char* operation, const Tensor& index_key, const Tensor& gate,
                       const Tensor& ape, const char* layout);
 
-// query [rows, heads, dim_qk], key [keys, kv_heads, dim_qk], the ranges and the scale.
-void check_attention(const char* operation, const Tensor& query, const Tensor& key,
+// query [rows, heads, dim_qk], key of [kv_heads, dim_qk], the ranges and the scale.
+void check_attention(const char* operation, const Tensor& query, const KeyView& key,
                      const Tensor& starts, const Tensor& ends, double softmax_scale);
 
 // topk_indices int32 [rows, topk], topk >= 1.
@@ -82,8 +82,10 @@ void check_indices(const char* operation, const Tensor& topk_indices, std::int64
 void check_slots(const char* operation, const Tensor& topk_indices, const Tensor& topk_lengths,
                  std::int64_t rows);
 
-// value [keys, kv_heads, dim_v] in the dtype of key; left out, dim_v must fit into the key.
-void check_value(const char* operation, const Tensor& key, const Tensor& value, std::int64_t dim_v);
+// value of [kv_heads, dim_v], where the keys lie and in their dtype; left out, dim_v must fit into
+// the key.
+void check_value(const char* operation, const KeyView& key, const Tensor& value,
+                 std::int64_t dim_v);
 
 // A tensor of the given shape and dtype.
 void check_tensor(const char* operation, const char* name, const Tensor& t, DType dtype,

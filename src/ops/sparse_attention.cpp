@@ -16,7 +16,9 @@ constexpr const Implementation<SparseAttentionArgs>* kList[] = {
 
 auto inputs_of(const SparseAttentionArgs& a) {
   return std::array{ops::Named{"query", a.query},
-                    ops::Named{"key", a.key},
+                    ops::Named{"key", a.key.data},
+                    ops::Named{"block_table", a.key.block_table},
+                    ops::Named{"row_request", a.key.row_request},
                     ops::Named{"value", a.value},
                     ops::Named{"topk_indices", a.topk_indices},
                     ops::Named{"topk_lengths", a.topk_lengths},
@@ -45,8 +47,9 @@ void check(const SparseAttentionArgs& a) {
 void sparse_attention(const SparseAttentionArgs& args, Workspace workspace) {
   check(args);
   ops::check_data(kName, inputs_of(args), outputs_of(args));
-  ops::validate_slots(kName, args.starts, args.ends, args.key.shape[0], args.topk_indices,
+  ops::validate_slots(kName, args.starts, args.ends, args.key.keys(), args.topk_indices,
                       args.topk_lengths);
+  ops::validate_pages(kName, args.key, args.starts, args.ends);
   run_first(kName, kList, args, workspace);
 }
 

@@ -7,30 +7,35 @@
 
 #include "ref/attention.h"
 #include "ref/implementations.h"
+#include "ref/key_place.h"
 
 namespace winnow::ref {
 namespace {
 
 std::int64_t workspace_bytes(const SparseAttentionArgs& a) {
-  return bytes_for_doubles(most_slots(a.topk_indices, a.key.shape[0]));
+  return bytes_for_doubles(most_slots(a.topk_indices, a.key.keys()));
 }
 
 void run(const SparseAttentionArgs& a, Workspace workspace) {
   const std::int64_t rows = a.query.shape[0], heads = a.query.shape[1], dim_qk = a.query.shape[2];
-  const std::int64_t keys = a.key.shape[0], group = heads / a.key.shape[1];
+  const std::int64_t keys = a.key.keys();
+  const std::int64_t group = heads / a.key.data.shape[static_cast<std::size_t>(a.key.key_axis())];
   const std::int64_t dim_v = a.output.shape[2];
-  const Tensor& value = a.value.empty() ? a.key : a.value;
+  const Tensor& value = a.value.empty() ? a.key.data : a.value;
   double* z = doubles_in(workspace);  // [slots]: logits, then probabilities
   for (std::int64_t i = 0; i < rows; ++i) {
     const RowRange range = row_range(a.starts, a.ends, i, keys);
-    auto slots = [&](auto&& visit) {
-      for_each_slot(a.topk_indices, a.topk_lengths, range, i, visit);
+    auto slots = [&](auto&& visit) {  // of keys that are not missing
+      for_each_slot(a.topk_indices, a.topk_lengths, range, i, [&](std::int64_t s, std::int64_t id) {
+        if (!place_of(a.key, i, id).missing()) visit(s, id);
+      });
     };
     for (std::int64_t h = 0; h < heads; ++h) {
       const std::int64_t g = h / group;
       double maximum = -std::numeric_limits<double>::infinity();
       slots([&](std::int64_t s, std::int64_t id) {
-        z[s] = a.softmax_scale * head_dot(a.query, i, h, a.key, id, g, dim_qk);
+        const KeyPlace key = place_of(a.key, i, id);
+        z[s] = a.softmax_scale * head_dot(a.query, i, h, key.keys, key.index, g, dim_qk);
         maximum = std::fmax(maximum, z[s]);
       });
       if (std::isinf(maximum) && maximum < 0) maximum = 0;  // no slot or no weight: sum stays 0
@@ -41,7 +46,10 @@ void run(const SparseAttentionArgs& a, Workspace workspace) {
       for (std::int64_t c = 0; c < dim_v; ++c) {
         double weighted = 0;
         if (sum != 0) {
-          slots([&](std::int64_t s, std::int64_t id) { weighted += z[s] * get(value, id, g, c); });
+          slots([&](std::int64_t s, std::int64_t id) {
+            const KeyPlace at = place_of(a.key, value, i, id);
+            weighted += z[s] * get(at.keys, at.index, g, c);
+          });
         }
         set(a.output, i, h, c, weighted);
       }
