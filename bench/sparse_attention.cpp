@@ -37,7 +37,7 @@ class SparseAttentionCase : public Case {
   // w cancels, so an error of m does not count. Of w_s counts, relative to itself:
   //   delta_s = error of z_s + u |z_s - m| (rounded differences, over all rescalings together)
   //             + 3u per block of 64 for its factor exp(m_old - m_new) and the product with it: the
-  //               seven within a span of 256 and its merge into the spans before are no more
+  //               factors within a span of 512 and its merge into the spans before are no more
   //             + 2u for exp itself.
   // The sum adds 8 + 3 roundings inside a block and one per block, the product with the value one
   // per slot and block. exp below 2^-149 is lost: at most that, absolutely.

@@ -191,11 +191,11 @@ TEST(SparseAttention, ARowDependsOnItselfOnly) {
   }
 }
 
-// A row alone is attended to by several threads, 256 slots each at a time; among other rows by one.
+// A row alone is attended to by several threads, 512 slots each at a time; among other rows by one.
 TEST(SparseAttention, ALongListHasTheSameBitsAloneAndAmongOthers) {
   const int before = num_threads();
   for (const bool dense : {true, false}) {
-    for (const std::int64_t keys : {255, 256, 257, 700, 1537}) {
+    for (const std::int64_t keys : {511, 512, 513, 1400, 3073}) {
       AttentionCall call(9, keys, 5, 1, 10, 7);
       for (int i = 0; i < 9; ++i) call.see(i, 0, static_cast<int>(keys) - i);
       if (!dense) {

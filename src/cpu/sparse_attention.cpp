@@ -6,7 +6,7 @@
 // After the softmax of the block each value panel (4 KiB, L1) takes all pairs, with sum * factor
 // carried through the registers. The rows of the next block are prefetched between FMAs.
 //
-// Slots are cut into spans of 256, whose partial softmaxes are merged in order; where there are fewer
+// Slots are cut into spans of 512, whose partial softmaxes are merged in order; where there are fewer
 // runs than threads, the spans of a run are shared between the threads. A span is a place in a row's
 // slots, so neither the threads nor the other rows leave a trace.
 //
@@ -31,7 +31,7 @@ namespace winnow::cpu::WINNOW_ISA {
 namespace {
 
 constexpr float kInfinity = __builtin_inff();
-constexpr std::int64_t kSpan = 4 * kSlotBlock;
+constexpr std::int64_t kSpan = 8 * kSlotBlock;
 
 using Shape = AttentionShape;
 
@@ -159,21 +159,27 @@ void attend_span(const SparseAttentionArgs& a, const Shape& shape, const Buffers
   }
 }
 
-// Adds the span that begins with slot `first` to the spans before it.
+// Adds the span that begins with slot `first` to the spans before it. What the span had of maximum
+// and total is used up: they hold the factors of old and new.
 void merge_span(const Shape& shape, const RunOfRows& run, std::int64_t first, const Partial& span,
                 const Partial& all) {
   for (int p = 0; p < run.pairs; ++p) {
     if (run.visible[p / shape.group] <= first) continue;
     const float next = span.maximum[p] > all.maximum[p] ? span.maximum[p] : all.maximum[p];
     const float base = next == -kInfinity ? 0 : next;
-    const float old_factor = exp8(splat(all.maximum[p] - base))[0];
+    const float before = exp8(splat(all.maximum[p] - base))[0];
     const float factor = exp8(splat(span.maximum[p] - base))[0];
     all.maximum[p] = next;
-    all.total[p] = fma(all.total[p], old_factor, span.total[p] * factor);
-    for (std::int64_t c = 0; c < shape.value_panels(); ++c) {
+    all.total[p] = fma(all.total[p], before, span.total[p] * factor);
+    span.maximum[p] = before;
+    span.total[p] = factor;
+  }
+  for (std::int64_t c = 0; c < shape.value_panels(); ++c) {
+    for (int p = 0; p < run.pairs; ++p) {
+      if (run.visible[p / shape.group] <= first) continue;
       const std::int64_t at = (c * run.pairs + p) * kPanel;
-      store(all.sums + at, fma(splat16(old_factor), load16(all.sums + at),
-                               multiply(splat16(factor), load16(span.sums + at))));
+      store(all.sums + at, fma(splat16(span.maximum[p]), load16(all.sums + at),
+                               multiply(splat16(span.total[p]), load16(span.sums + at))));
     }
   }
 }
