@@ -11,7 +11,6 @@
 // - topk_indices, up to topk_lengths: -1, or an id in the row's range that stands there once.
 // - pool_indices: -1, or pools that ascend and share no token.
 // - append_pools: cu_seqlens ascend within the tokens; no ring and no slot stands twice.
-// - Pages: block_table holds -1 or a page, and a row that is not empty belongs to a request.
 // - What a caller certifies (rows_nonempty of sparse_attention_backward) is true.
 #pragma once
 

@@ -83,27 +83,6 @@ void validate_slots(const char* operation, const Tensor& starts, const Tensor& e
   }
 }
 
-void validate_pages(const char* operation, const KeyView& keys, const Tensor& starts,
-                    const Tensor& ends) {
-  if (!validation() || !keys.paged()) return;
-  const Tensor& table = keys.block_table;
-  for (std::int64_t q = 0; q < table.shape[0]; ++q) {
-    for (std::int64_t n = 0; n < table.shape[1]; ++n) {
-      const std::int32_t page = id_at(table, q, n);
-      WINNOW_CHECK(operation, page >= -1 && page < keys.data.shape[0],
-                   "block_table must hold -1 or one of {} pages, got {} in request {} entry {}",
-                   keys.data.shape[0], page, q, n);
-    }
-  }
-  for (std::int64_t i = 0; i < starts.shape[0]; ++i) {
-    const std::int32_t request = int_at(keys.row_request, i);
-    WINNOW_CHECK(operation,
-                 int_at(ends, i) <= int_at(starts, i) || (request >= 0 && request < table.shape[0]),
-                 "row_request must be one of {} requests, got {} in row {}", table.shape[0],
-                 request, i);
-  }
-}
-
 void validate_nonempty(const char* operation, const Tensor& starts, const Tensor& ends,
                        std::int64_t keys, const Tensor& topk_indices, const Tensor& topk_lengths) {
   if (!validation()) return;

@@ -27,10 +27,6 @@ void validate_pages(const char* operation, const KeyView& keys, const Tensor& st
 void validate_slots(const char* operation, const Tensor& starts, const Tensor& ends,
                     std::int64_t keys, const Tensor& topk_indices, const Tensor& topk_lengths = {});
 
-// Page ids that are neither -1 nor a page, and rows that see keys of a request that is not there.
-void validate_pages(const char* operation, const KeyView& keys, const Tensor& starts,
-                    const Tensor& ends);
-
 // Rows without a slot that counts, of which the caller said that there are none.
 void validate_nonempty(const char* operation, const Tensor& starts, const Tensor& ends,
                        std::int64_t keys, const Tensor& topk_indices, const Tensor& topk_lengths);
