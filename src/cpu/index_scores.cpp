@@ -1,6 +1,6 @@
 // index_scores on CPUs: the scorer of scorer.h, its scores stored as they come.
 //
-// Tasks: rows of one ScorerPlan times spans of 4096 keys. 2 * heads * dim FLOPs per score against 4
+// Tasks: rows of one ScorerPlan times spans of 1024 keys. 2 * heads * dim FLOPs per score against 4
 // bytes written: bound by the FMA units.
 #include "winnow/index_scores.h"
 
@@ -12,7 +12,7 @@
 namespace winnow::cpu::WINNOW_ISA {
 namespace {
 
-constexpr std::int64_t kSpan = 4096;  // keys of a task
+constexpr std::int64_t kSpan = 1024;  // keys of a task
 
 ScorerInputs inputs(const IndexScoresArgs& a) {
   return {a.index_query, a.index_key,         a.index_weights,   a.starts,   a.ends,

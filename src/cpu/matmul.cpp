@@ -1,11 +1,12 @@
 // nn::matmul in f32: C = A . B or C += A . B, operands row-major or transposed.
 //
 // Two ways, the same bits.
-// - Blocks. C is cut into tasks of up to 240 rows x 256 columns; K into blocks of at most 512. A
-//   task packs its part of B into panels [k][16] (32 KiB: L1) and 60 rows of A at a time into tiles
-//   [k][<= 6] (120 KiB: L2), and multiplies tile by panel in registers. C is read back between the
-//   blocks of k, so the chain of an element simply continues. A transposed B is packed panel by
-//   panel just before use, while the next one's rows are prefetched between runs of FMAs.
+// - Blocks. C is cut into tasks of up to 240 rows x 256 columns, smaller ones where many threads
+//   would wait; K into blocks of at most 512. A task packs its part of B into panels [k][16]
+//   (32 KiB: L1) and about 60 rows of A at a time into tiles (120 KiB: L2), and multiplies tile by
+//   panel in registers. C is read back between the blocks of k, so the chain of an element simply
+//   continues. A transposed B is packed panel by panel just before use, while the next one's rows
+//   are prefetched between runs of FMAs.
 // - Few rows (at most 32) of A times a transposed B, a decode step's linear layers: the roles
 //   change. The rows of A are the 16 lanes, and the rows of B are broadcast from where they lie:
 //   the large operand is read once, in order, and never packed.
@@ -28,10 +29,11 @@
 namespace winnow::cpu::WINNOW_ISA {
 namespace {
 
-constexpr std::int64_t kDepth = 512;        // most k of a block
-constexpr std::int64_t kBlockTiles = 10;    // tiles of A packed at once
-constexpr std::int64_t kTaskTiles = 40;     // most tiles of a task
-constexpr std::int64_t kTaskColumns = 256;  // most columns of a task
+constexpr std::int64_t kDepth = 512;                         // most k of a block
+constexpr std::int64_t kBlockTiles = 60 / kTileRows;         // tiles of A packed at once
+constexpr std::int64_t kTaskTiles = 240 / kTileRows;         // most tiles of a task
+constexpr std::int64_t kTaskColumns = 256;                   // most columns of a task
+constexpr std::int64_t kLeastRows = 48, kLeastColumns = 64;  // of a task cut for more threads
 constexpr std::int64_t kFewRows = 32;       // rows of A that are lanes rather than tiles
 constexpr std::int64_t kFewColumns = 96;    // columns of a task then
 constexpr std::int64_t kUnpackedRows = 12;  // up to here a row-major B is not worth packing
@@ -192,7 +194,8 @@ WINNOW_INLINE void with_tile_of_c(float* c, std::int64_t down, int columns, bool
   }
 }
 
-// How the work of the blocked way is cut, from the shape alone.
+// How the work of the blocked way is cut. An element's chain knows nothing of it, so the number of
+// threads may have a say.
 struct Blocks {
   Tiles tiles;
   Parts rows, columns, depth;
@@ -202,9 +205,21 @@ struct Blocks {
       : tiles(static_cast<int>(p.c.rows)),
         rows(tiles.count, kTaskTiles, 1),
         columns(p.c.columns, kTaskColumns, kPanel),
-        depth(p.depth(), kDepth, 8),
-        panels((columns.size + kPanel - 1) / kPanel),
-        block_rows(min64(rows.size, kBlockTiles) * kTileRows) {}
+        depth(p.depth(), kDepth, 8) {
+    // Two tasks per thread, where they are not too small: halving the longer side packs least.
+    while (num_threads() > 1 && tasks() < 2 * num_threads()) {
+      const bool long_rows = rows.size * kTileRows >= columns.size;
+      if (long_rows && rows.size * kTileRows >= 2 * kLeastRows) {
+        rows = Parts(tiles.count, (rows.size + 1) / 2, 1);
+      } else if (columns.size >= 2 * kLeastColumns) {
+        columns = Parts(p.c.columns, columns.size / 2, kPanel);
+      } else {
+        break;
+      }
+    }
+    panels = (columns.size + kPanel - 1) / kPanel;
+    block_rows = min64(rows.size, kBlockTiles) * kTileRows;
+  }
   std::int64_t tasks() const { return rows.count * columns.count; }
 };
 
