@@ -32,7 +32,7 @@ class AppendPoolsCase : public Case {
  public:
   explicit AppendPoolsCase(const Problem& p)
       : requests_(p.number("requests")),
-        pool_size_(p.number("pool_size")),
+        pool_size_(p.positive("pool_size")),
         random_(static_cast<std::uint64_t>(p.number("seed"))),
         cuts_(cuts_of(requests_, p.number("tokens"), pool_size_)),
         tokens_(cuts_.back() + (p.flag("padding") ? 3 : 0)),  // the last three are nobody's

@@ -23,7 +23,7 @@ std::vector<Parameter> attention_parameters() {
           {"lengths", "0", "1: rows end at topk_lengths of every kind"},
           {"range", "full", "full, causal, packed or awkward"},
           {"dtype", "f32", "f64, f32, bf16 or f16"},
-          {"wide", "0", "1: f32 outputs for 16-bit inputs"},
+          {"wide", "0", "1: f32 outputs also for 16-bit inputs"},
           {"spread", "1", "typical size of a logit"},
           {"seed", "1", "of the data"}};
 }
@@ -32,7 +32,7 @@ AttentionInputs::AttentionInputs(const Problem& p, std::int64_t page)
     : rows(p.number("rows")),
       keys(p.number("keys")),
       heads(p.number("heads")),
-      kv_heads(p.number("kv_heads")),
+      kv_heads(p.positive("kv_heads")),
       dim_qk(p.number("dim_qk")),
       dim_v(p.number("dim_v")),
       topk(p.number("topk")),

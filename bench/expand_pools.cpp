@@ -13,7 +13,7 @@ namespace {
 class ExpandPoolsCase : public Case {
  public:
   explicit ExpandPoolsCase(const Problem& p)
-      : rows_(p.number("rows")), pool_size_(p.number("pool_size")) {
+      : rows_(p.number("rows")), pool_size_(p.positive("pool_size")) {
     const std::int64_t keys = p.number("keys"), topk = p.number("topk"), phase = p.number("phase");
     WINNOW_CHECK("problem", pool_size_ >= 1, "pool_size must be at least 1, got {}", pool_size_);
     Random random(static_cast<std::uint64_t>(p.number("seed")));

@@ -74,7 +74,7 @@ struct AttentionData {
   AttentionData(const Problem& p, const ListData& lists, Random& random) {
     const std::int64_t heads = p.number("heads"), dim = p.number("dim_qk");
     query = Guarded(p.dtype(), {lists.rows, heads, dim});
-    key = Guarded(p.dtype(), {lists.keys, p.number("kv_heads"), dim});
+    key = Guarded(p.dtype(), {lists.keys, p.positive("kv_heads"), dim});
     lse = Guarded(wide_of(p.dtype()), {lists.rows, heads});
     scale = 1 / std::sqrt(static_cast<double>(dim));
     fill_gauss(query, random);

@@ -38,7 +38,8 @@ class MergeAttentionCase : public Case {
     const DType dtype = p.dtype(), wide = dtype == DType::kF64 ? DType::kF64 : DType::kF32;
     part_output_ = Guarded(dtype, {parts, rows, heads, dim_v});
     part_lse_ = Guarded(wide, {parts, rows, heads});
-    output_ = Guarded(p.flag("wide") ? DType::kF32 : dtype, {rows, heads, dim_v});
+    output_ =
+        Guarded(p.flag("wide") && dtype != DType::kF64 ? DType::kF32 : dtype, {rows, heads, dim_v});
     lse_ = Guarded(wide, {rows, heads});
     Random random(static_cast<std::uint64_t>(p.number("seed")));
     fill_parts(p.word("lse"), part_output_, part_lse_, random);
@@ -130,7 +131,7 @@ Operation merge_attention_operation() {
        {"dim_v", "512", "channels of the output"},
        {"lse", "gauss", "gauss or far"},
        {"dtype", "f32", "f64, f32, bf16 or f16"},
-       {"wide", "0", "1: f32 outputs for 16-bit parts"},
+       {"wide", "0", "1: f32 outputs also for 16-bit parts"},
        {"seed", "1", "of the data"}},
       [](const Problem& p) -> std::unique_ptr<Case> {
         return std::make_unique<MergeAttentionCase>(p);

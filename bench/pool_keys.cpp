@@ -41,7 +41,7 @@ class PoolKeysCase : public Case {
   explicit PoolKeysCase(const Problem& p)
       : random_(static_cast<std::uint64_t>(p.number("seed"))), data_(p, p.number("keys"), random_) {
     const std::vector<std::int32_t> bases =
-        bases_of(p.word("pools"), p.number("keys"), p.number("pool_size"), random_);
+        bases_of(p.word("pools"), p.number("keys"), p.positive("pool_size"), random_);
     bases_ = Guarded(DType::kI32, {static_cast<std::int64_t>(bases.size())});
     std::copy(bases.begin(), bases.end(), bases_.view().as<std::int32_t>());
     pooled_ = Guarded(p.dtype(), {bases_.view().shape[0], p.number("index_dim")});

@@ -43,7 +43,8 @@ PoolData::PoolData(const Problem& p, std::int64_t tokens, Random& random) {
                "data must be gauss, flat, sharp or special, got \"{}\"", kind);
   key = Guarded(p.dtype(), {tokens, dim});
   gate = Guarded(p.dtype(), {tokens, dim});
-  ape = Guarded(p.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, {p.number("pool_size"), dim});
+  ape =
+      Guarded(p.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, {p.positive("pool_size"), dim});
   fill_gauss(key, random);
   if (kind == "flat") return;
   fill_gauss(gate, random, kind == "sharp" ? 60 : 2);

@@ -57,6 +57,12 @@ std::int64_t Problem::number(const std::string& name) const {
   return value;
 }
 
+std::int64_t Problem::positive(const std::string& name) const {
+  const std::int64_t value = number(name);
+  WINNOW_CHECK("problem", value > 0, "{} must be at least 1, got {}", name, value);
+  return value;
+}
+
 const std::string& Problem::word(const std::string& name) const {
   const auto it = values_.find(name);
   WINNOW_CHECK("problem", it != values_.end(), "{} has no parameter \"{}\"", operation_, name);

@@ -27,6 +27,7 @@ class Problem {
   std::string text() const;  // the operation and every parameter that differs from its default
 
   std::int64_t number(const std::string& name) const;
+  std::int64_t positive(const std::string& name) const;  // of what something is divided by
   const std::string& word(const std::string& name) const;
   bool flag(const std::string& name) const { return number(name) != 0; }
   DType dtype(const std::string& name = "dtype") const;

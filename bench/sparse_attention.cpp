@@ -14,7 +14,7 @@ namespace {
 class SparseAttentionCase : public Case {
  public:
   explicit SparseAttentionCase(const Problem& p) : in_(p, p.number("page")) {
-    output_ = Guarded(p.flag("wide") ? DType::kF32 : in_.dtype, {in_.rows, in_.heads, in_.dim_v});
+    output_ = Guarded(p.flag("wide") ? in_.wide() : in_.dtype, {in_.rows, in_.heads, in_.dim_v});
     lse_ = Guarded(in_.wide(), {in_.rows, in_.heads});
     args_ = {in_.query,
              in_.key.view(),

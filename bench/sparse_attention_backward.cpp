@@ -31,7 +31,7 @@ struct Bounded {
 class SparseAttentionBackwardCase : public Case {
  public:
   explicit SparseAttentionBackwardCase(const Problem& p) : in_(p) {
-    const DType out = p.flag("wide") ? DType::kF32 : in_.dtype, wide = in_.wide();
+    const DType wide = in_.wide(), out = p.flag("wide") ? wide : in_.dtype;
     output_ = Guarded(out, {in_.rows, in_.heads, in_.dim_v});
     lse_ = Guarded(wide, {in_.rows, in_.heads});
     d_output_ = Guarded(out, {in_.rows, in_.heads, in_.dim_v});
