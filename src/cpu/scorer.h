@@ -22,7 +22,11 @@
 #include "base/row_range.h"
 #include "cpu/key_locator.h"
 #include "cpu/scorer_scales.h"
-#include "cpu/tile.h"
+#if defined(__AMX_TILE__)
+#include "cpu/scorer_amx.h"
+#else
+#include "cpu/scorer_tile.h"
+#endif
 
 namespace winnow::cpu::WINNOW_ISA {
 
@@ -55,7 +59,7 @@ inline const char* refuse_scorer(const ScorerInputs& in) {
   if (in.mxfp8() && !(has_unit_stride(in.query_scale) && has_unit_stride(in.key_scale))) {
     return "scales of MXFP8 must have stride 1 on their last axis";
   }
-  return "";
+  return refuse_product(in.query.dtype);
 }
 
 struct ScorerPlan {
@@ -68,43 +72,27 @@ struct ScorerPlan {
 
   ScorerPlan(const ScorerInputs& in, std::int64_t most_rows)
       : heads(in.query.shape[1]), dim(in.query.shape[2]) {
-    group = min64(max64(1, (128 << 10) / (row_floats() * 4)), 16);
+    group = min64(max64(1, kGroupBytes / (row_floats() * 4)), 16);
     rows = min64(min64(max64(4 * group, 16), kMaxRows), most_rows);
     group = min64(group, rows);
   }
-  std::int64_t row_floats() const { return (heads * dim + 15) / 16 * 16; }
+  std::int64_t row_floats() const { return heads_floats(heads, dim); }
+  std::int64_t panel_floats() const { return key_panel_floats(dim); }
 };
 
 // Scratch of one worker.
 struct ScorerScratch {
   float* tiles;    // [rows][row_floats], and the slack of pack_tile
   float* weights;  // [rows][heads]
-  float* panels;   // [16 panels][dim][16]
+  float* panels;   // [16 panels][panel_floats]
   float* scores;   // [group][256]
 
   ScorerScratch(Carve& carve, const ScorerPlan& plan)
       : tiles(carve.take<float>(plan.rows * plan.row_floats() + kTileSlack)),
         weights(carve.take<float>(plan.rows * plan.heads)),
-        panels(carve.take<float>(ScorerPlan::kBlock * plan.dim)),
+        panels(carve.take<float>(ScorerPlan::kBlock / kPanel * plan.panel_floats())),
         scores(carve.take<float>(plan.group * ScorerPlan::kBlock)) {}
 };
-
-// The heads of one row as tiles, one after the other; `scale` of MXFP8 may be left out.
-__attribute__((noinline)) inline void pack_heads(const Tensor& query, std::int64_t row, Tiles tiles,
-                                                 float* out, const Tensor& scale = Tensor()) {
-  const std::int64_t dim = query.shape[2], stride = query.strides[1];
-  with_scorer_element(query.dtype, [&]<class T>(const T*) {
-    const T* heads = query.as<T>() + row * query.strides[0];
-    for (int t = 0; t < tiles.count; ++t) {
-      float* tile = out + tiles.first(t) * dim;
-      pack_tile(heads + tiles.first(t) * stride, stride, tiles.rows(t), dim, tile);
-      if (scale.empty()) continue;
-      const E8M0* scales = scale.as<E8M0>() + row * scale.strides[0];
-      scale_tile(scales + tiles.first(t) * scale.strides[1], scale.strides[1], tiles.rows(t), dim,
-                 tile);
-    }
-  });
-}
 
 // The weights of one row, f32 or bf16.
 inline void pack_weights(const Tensor& weights, std::int64_t row, float* out) {
@@ -132,11 +120,7 @@ __attribute__((noinline)) inline unsigned pack_keys(const KeyLocator& keys, DTyp
   for (std::int64_t i = 0; i < kPanel; ++i) {
     if (i >= count || address[i] == nullptr) address[i] = there;
   }
-  with_scorer_element(dtype, [&]<class T>(const T*) {
-    const T* row[kPanel];
-    for (int i = 0; i < kPanel; ++i) row[i] = reinterpret_cast<const T*>(address[i]);
-    pack_panel(row, dim, out);
-  });
+  pack_key_rows(address, dtype, dim, out);
   return missing;
 }
 
@@ -160,47 +144,6 @@ inline void apply_key_scales(const ScorerInputs& in, const KeyLocator& scales, s
     scale[i] = reinterpret_cast<const E8M0*>(own);
   }
   scale_panel(scale, dim, panel);
-}
-
-// What happens to q . k before the head's weight.
-struct Activation {
-  float scale;  // the factor
-  float floor;  // 0 for ReLU, -inf for none
-  explicit Activation(bool relu, double dot_scale = 1)
-      : scale(static_cast<float>(dot_scale)), floor(relu ? 0.f : -__builtin_inff()) {}
-};
-
-// 16 scores of one row. `ahead` fetches the next keys meanwhile, `lines` cache lines per tile.
-__attribute__((noinline)) inline void score_panel(const float* tile, const float* weights,
-                                                  Tiles tiles, Activation activation,
-                                                  std::int64_t dim, const float* panel,
-                                                  Prefetcher& ahead, int lines, float* out) {
-  Wide score = zero16();
-  for (int t = 0; t < tiles.count; ++t) {
-    const int heads = tiles.rows(t);
-    ahead.step(lines);
-    with_rows(
-        heads, [&]<int kHeads>() __attribute__((always_inline)) {
-          Wide dot[kHeads];
-#pragma GCC unroll 16
-          for (int h = 0; h < kHeads; ++h) dot[h] = zero16();
-          multiply_tile<kHeads>(tile, kHeads, 1, panel, dim, dot);
-          if (activation.scale != 1) {
-#pragma GCC unroll 16
-            for (int h = 0; h < kHeads; ++h) {
-              dot[h] = multiply(dot[h], splat16(activation.scale));
-            }
-          }
-          const Wide least = splat16(activation.floor);
-#pragma GCC unroll 16
-          for (int h = 0; h < kHeads; ++h) {  // NaN stays: max16 gives its second operand
-            score = fma(splat16(weights[h]), max16(least, dot[h]), score);
-          }
-        });
-    tile += heads * dim;
-    weights += heads;
-  }
-  store(out, score);
 }
 
 // Scores rows [first, last) of a task, all of one request, against the keys of `visible`.
@@ -234,7 +177,7 @@ void score_run(const ScorerInputs& in, const ScorerPlan& plan, const ScorerScrat
     for (std::int64_t g = 0; g < active; g += plan.group) {
       const std::int64_t group_end = min64(active, g + plan.group);
       // One group: each panel is used at once and written over. More: the block is kept.
-      const std::int64_t panel_floats = active > plan.group ? kPanel * dim : 0;
+      const std::int64_t panel_floats = active > plan.group ? plan.panel_floats() : 0;
       const auto lines =
           static_cast<int>(kPanel * key_bytes / 64 / ((group_end - g) * tiles.count) + 1);
       for (std::int64_t key = begin, p = 0; key < end; key += kPanel, ++p) {
@@ -284,6 +227,7 @@ template <class Sink>
 void score_rows(const ScorerInputs& in, const ScorerPlan& plan, const ScorerScratch& scratch,
                 std::int64_t first_row, std::int64_t row_count, const RowRange* visible,
                 Sink&& sink) {
+  const ProductState state;
   const Tiles tiles(static_cast<int>(plan.heads));
   for (std::int64_t r = 0; r < row_count; ++r) {
     if (visible[r].length() == 0) continue;

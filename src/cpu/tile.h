@@ -161,6 +161,7 @@ struct Tiles {
         base(count > 0 ? rows / count : 0),
         extra(count > 0 ? rows % count : 0) {}
   int rows(int t) const { return base + (t < extra ? 1 : 0); }
+  int total() const { return count * base + extra; }
   int first(int t) const { return t * base + (t < extra ? t : extra); }
 };
 

@@ -12,7 +12,8 @@ namespace {
 
 constexpr char kName[] = "index_scores";
 constexpr const Implementation<IndexScoresArgs>* kList[] = {
-    WINNOW_CPU_IMPLEMENTATIONS(index_scores) & ref::index_scores_implementation};
+    WINNOW_AMX_IMPLEMENTATION(index_scores) WINNOW_CPU_IMPLEMENTATIONS(index_scores) &
+    ref::index_scores_implementation};
 
 auto inputs_of(const IndexScoresArgs& a) {
   return std::array{ops::Named{"index_query", a.index_query},

@@ -11,8 +11,9 @@ namespace winnow {
 namespace {
 
 constexpr char kName[] = "index_topk";
-constexpr const Implementation<IndexTopkArgs>* kList[] = {WINNOW_CPU_IMPLEMENTATIONS(index_topk) &
-                                                          ref::index_topk_implementation};
+constexpr const Implementation<IndexTopkArgs>* kList[] = {
+    WINNOW_AMX_IMPLEMENTATION(index_topk) WINNOW_CPU_IMPLEMENTATIONS(index_topk) &
+    ref::index_topk_implementation};
 
 auto inputs_of(const IndexTopkArgs& a) {
   return std::array{ops::Named{"index_query", a.index_query},

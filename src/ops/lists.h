@@ -33,9 +33,15 @@ WINNOW_DECLARE_CPU(portable)
 #if defined(WINNOW_X86)
 WINNOW_DECLARE_CPU(avx2)
 WINNOW_DECLARE_CPU(avx512)
+namespace winnow::cpu::amx {
+extern const Implementation<IndexScoresArgs> index_scores_implementation;
+extern const Implementation<IndexTopkArgs> index_topk_implementation;
+}  // namespace winnow::cpu::amx
+#define WINNOW_AMX_IMPLEMENTATION(operation) &cpu::amx::operation##_implementation,
 #define WINNOW_CPU_IMPLEMENTATIONS(operation)                                       \
   &cpu::avx512::operation##_implementation, &cpu::avx2::operation##_implementation, \
       &cpu::portable::operation##_implementation,
 #else
+#define WINNOW_AMX_IMPLEMENTATION(operation)
 #define WINNOW_CPU_IMPLEMENTATIONS(operation) &cpu::portable::operation##_implementation,
 #endif

@@ -1,4 +1,5 @@
-// The scorer's product on AMX tiles: 16 keys times 16 heads, 32 channels of bf16 at a time.
+// The scorer's product on AMX tiles: 16 keys times 16 heads, 32 channels of bf16 at a time. Its
+// counterpart in f32 is scorer_tile.h; scorer.h works over either.
 //
 //   keys   [16][dim up to 32] bf16, as they lie in memory: the left operand needs no transposition
 //   heads  [heads up to 16 / 16][dim / 32] tiles of [16 pairs of channels][16 heads][2] bf16
@@ -13,11 +14,12 @@
 // in a fixed tree. AMX takes subnormal numbers as zero and rounds to nearest even.
 #pragma once
 
-#include "base/row_range.h"
+#include "cpu/activation.h"
 #include "cpu/tile.h"
 
 namespace winnow::cpu::WINNOW_ISA {
 
+inline constexpr std::int64_t kGroupBytes = 32 << 10;  // tiles of rows that stay in L1
 inline constexpr std::int64_t kTileDepth = 32;    // channels of a tile
 inline constexpr std::int64_t kTileFloats = 256;  // of 1 KiB
 
@@ -25,10 +27,10 @@ WINNOW_INLINE std::int64_t padded(std::int64_t n, std::int64_t unit) {
   return (n + unit - 1) / unit * unit;
 }
 
-// The shape of all eight tiles, 16 rows of 64 bytes, while it lives. One per thread and task.
-class AmxTiles {
+// The shape of all eight tiles, 16 rows of 64 bytes, in force on this thread while it lives.
+class ProductState {
  public:
-  AmxTiles() {
+  ProductState() {
     struct alignas(64) {
       std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
       std::uint16_t row_bytes[16] = {};
@@ -40,25 +42,32 @@ class AmxTiles {
     }
     _tile_loadconfig(&shape);
   }
-  ~AmxTiles() { _tile_release(); }
-  AmxTiles(const AmxTiles&) = delete;
-  AmxTiles& operator=(const AmxTiles&) = delete;
+  ~ProductState() { _tile_release(); }
+  ProductState(const ProductState&) = delete;
+  ProductState& operator=(const ProductState&) = delete;
 };
 
-// Floats that the tiles of one row's heads take.
-WINNOW_INLINE std::int64_t amx_row_floats(std::int64_t heads, std::int64_t dim) {
-  return padded(heads, 16) / 16 * (padded(dim, kTileDepth) / kTileDepth) * kTileFloats;
+inline const char* refuse_product(DType dtype) {
+  return dtype == DType::kBF16 ? "" : "AMX multiplies bf16 only";
 }
 
-// The heads of one row as tiles; what is padded is zero.
-__attribute__((noinline)) inline void amx_pack_heads(const Tensor& query, std::int64_t row,
-                                                     float* out) {
+// Floats of a row's heads, and of a panel of 16 keys.
+inline std::int64_t heads_floats(std::int64_t heads, std::int64_t dim) {
+  return padded(heads, 16) / 16 * (padded(dim, kTileDepth) / kTileDepth) * kTileFloats;
+}
+inline std::int64_t key_panel_floats(std::int64_t dim) {
+  return kPanel * padded(dim, kTileDepth) / 2;
+}
+
+// The heads of one row as tiles; what is padded is zero. bf16 has no scales.
+__attribute__((noinline)) inline void pack_heads(const Tensor& query, std::int64_t row, Tiles,
+                                                 float* out, const Tensor&) {
   const std::int64_t heads = query.shape[1], dim = query.shape[2];
   const BF16* from = query.as<BF16>() + row * query.strides[0];
   auto* tile = reinterpret_cast<BF16*>(out);
   for (std::int64_t h = 0; h < heads; h += 16) {
     for (std::int64_t d = 0; d < dim; d += kTileDepth, tile += 2 * kTileFloats) {
-      __builtin_memset(tile, 0, kTileFloats * 4);
+      __builtin_memset(static_cast<void*>(tile), 0, kTileFloats * 4);
       for (std::int64_t i = 0; i < min64(16, heads - h); ++i) {
         const BF16* head = from + (h + i) * query.strides[1] + d;
         for (std::int64_t c = 0; c < min64(kTileDepth, dim - d); ++c) {
@@ -70,13 +79,12 @@ __attribute__((noinline)) inline void amx_pack_heads(const Tensor& query, std::i
 }
 
 // 16 keys side by side.
-__attribute__((noinline)) inline void amx_pack_keys(const BF16* const* row, std::int64_t dim,
-                                                    float* out) {
+inline void pack_key_rows(const char* const* address, DType, std::int64_t dim, float* out) {
   const std::int64_t width = padded(dim, kTileDepth);
   auto* key = reinterpret_cast<BF16*>(out);
-  for (int i = 0; i < 16; ++i, key += width) {
-    __builtin_memcpy(key, row[i], static_cast<std::size_t>(dim) * sizeof(BF16));
-    __builtin_memset(key + dim, 0, static_cast<std::size_t>(width - dim) * sizeof(BF16));
+  for (int i = 0; i < kPanel; ++i, key += width) {
+    __builtin_memcpy(static_cast<void*>(key), address[i], static_cast<std::size_t>(dim) * sizeof(BF16));
+    __builtin_memset(static_cast<void*>(key + dim), 0, static_cast<std::size_t>(width - dim) * sizeof(BF16));
   }
 }
 
@@ -117,14 +125,14 @@ WINNOW_INLINE __m512 sum_rows16(__m512 (&v)[16]) {
   auto pair = [](__m512 a, __m512 b) __attribute__((always_inline)) {
     return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
   };
-  // After two steps, lane 4 q + i of w[j] is a quarter q of the sum of row {0, 2, 1, 3}[i] + 4 j.
+  // Lane 4 q + i of w[j]: the sum of quarter q of row 4 j + i.
   __m512 w[4];
 #pragma GCC unroll 4
   for (int j = 0; j < 4; ++j) {
     const __m512 a = pair(v[4 * j], v[4 * j + 2]), b = pair(v[4 * j + 1], v[4 * j + 3]);
     w[j] = pair(a, b);
   }
-  // Rows 4 j + i lie in lane i of each quarter; now the quarters: lane 4 q + i of row 4 j + i.
+  // Then halves of the quarters: rows of w[0], w[0], w[1], w[1] in ab; then rows in their lanes.
   const __m512 ab0 = _mm512_shuffle_f32x4(w[0], w[1], 0x88);
   const __m512 ab1 = _mm512_shuffle_f32x4(w[0], w[1], 0xdd);
   const __m512 cd0 = _mm512_shuffle_f32x4(w[2], w[3], 0x88);
@@ -133,21 +141,24 @@ WINNOW_INLINE __m512 sum_rows16(__m512 (&v)[16]) {
   return _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
 }
 
-// 16 scores of one row. `weights` is padded to a multiple of 16 heads, with anything. `floor`: 0 for
-// ReLU, -inf for none. dots: 4 KiB, aligned to 64 bytes.
-__attribute__((noinline)) inline void amx_score_panel(const float* tile, const float* weights,
-                                                      std::int64_t heads, float scale, float floor,
-                                                      std::int64_t dim, const float* keys,
-                                                      float* dots, float* out) {
+// 16 scores of one row. `ahead` fetches the next keys meanwhile, `lines` cache lines per four tiles.
+__attribute__((noinline)) inline void score_panel(const float* tile, const float* weights,
+                                                  Tiles tiles, Activation activation,
+                                                  std::int64_t dim, const float* keys,
+                                                  Prefetcher& ahead, int lines, float* out) {
+  alignas(64) float dots[4 * kTileFloats];
+  const std::int64_t heads = tiles.total();
   const std::int64_t width = padded(dim, kTileDepth);
   const std::int64_t head_tile = width / kTileDepth * kTileFloats;
-  const __m512 least = _mm512_set1_ps(floor), factor = _mm512_set1_ps(scale);
+  const __m512 least = _mm512_set1_ps(activation.floor);
+  const __m512 factor = _mm512_set1_ps(activation.scale);
   __m512 score[16];
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) score[i] = _mm512_setzero_ps();
   for (std::int64_t h = 0; h < heads; h += 64) {
     const std::int64_t count = (min64(64, heads - h) + 15) / 16;
     const float* first = tile + h / 16 * head_tile;
+    ahead.step(4 * lines);
     switch (count) {
       case 1: amx_dots<1>(first, keys, width, dots); break;
       case 2: amx_dots<2>(first, keys, width, dots); break;
@@ -161,7 +172,7 @@ __attribute__((noinline)) inline void amx_score_panel(const float* tile, const f
 #pragma GCC unroll 16
       for (int i = 0; i < 16; ++i) {
         __m512 dot = _mm512_maskz_loadu_ps(lanes, dots + t * kTileFloats + i * 16);
-        if (scale != 1) dot = _mm512_mul_ps(dot, factor);
+        if (activation.scale != 1) dot = _mm512_mul_ps(dot, factor);
         score[i] = _mm512_fmadd_ps(weight, _mm512_max_ps(least, dot), score[i]);
       }
     }
