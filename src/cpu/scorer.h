@@ -227,7 +227,7 @@ template <class Sink>
 void score_rows(const ScorerInputs& in, const ScorerPlan& plan, const ScorerScratch& scratch,
                 std::int64_t first_row, std::int64_t row_count, const RowRange* visible,
                 Sink&& sink) {
-  const ProductState state;
+  [[maybe_unused]] const ProductState state;
   const Tiles tiles(static_cast<int>(plan.heads));
   for (std::int64_t r = 0; r < row_count; ++r) {
     if (visible[r].length() == 0) continue;
