@@ -99,9 +99,9 @@ double AttentionInputs::input_elements() const {
                              value.view().elements());
 }
 
-double storage_error(DType dtype) {
-  if (dtype == DType::kBF16) return 0x1p-8;
-  return dtype == DType::kF16 ? 0x1p-11 : 0;
+double storage_error(DType dtype, double magnitude) {
+  if (dtype == DType::kBF16) return std::max(0x1p-8 * magnitude, 0x1p-134);
+  return dtype == DType::kF16 ? std::max(0x1p-11 * magnitude, 0x1p-25) : 0;
 }
 
 // z = scale (q . k): dim_qk products and additions, the rounding of the scale and its product:

@@ -39,8 +39,9 @@ struct AttentionInputs {
   Guarded query, value, topk_indices, topk_lengths, starts, ends;
 };
 
-// Relative error of rounding to the dtype of an output; 0 for f32 and f64, counted elsewhere.
-double storage_error(DType dtype);
+// How far rounding to the dtype of an output moves a number of that magnitude, at most: subnormals
+// keep their distance. 0 for f32 and f64, counted elsewhere.
+double storage_error(DType dtype, double magnitude);
 
 // One query head: logits of the counting slots with a bound on the error of each.
 struct HeadLogits {

@@ -93,7 +93,7 @@ class MergeAttentionCase : public Case {
             if (n > 1) bound += std::abs(x) * (q * (delta(p) + gamma_of(dtype, n)) + 0x1p-148);
           }
           if (n > 1) bound += std::abs(weighted) * (sum_error + gamma_of(dtype, 2));
-          if (n > 1) bound += storage_error(output_.view().dtype) * (std::abs(weighted) + bound);
+          if (n > 1) bound += storage_error(output_.view().dtype, std::abs(weighted) + bound);
           outputs.add(ref::get(output_, i, h, c), weighted, bound,
                       [&] { return fmt::format("row {} head {} channel {}", i, h, c); });
         }

@@ -71,7 +71,7 @@ class SparseAttentionCase : public Case {
                      (p[s] * (delta[s] + gamma_of(in_.dtype, count + blocks + 1)) + 0x1p-148);
           }
           bound += std::abs(truth) * (sum_error + gamma_of(in_.dtype, 3));
-          bound += storage_error(output_.view().dtype) * (std::abs(truth) + bound);
+          bound += storage_error(output_.view().dtype, std::abs(truth) + bound);
           outputs.add(ref::get(output_, i, h, c), truth, bound,
                       [&] { return fmt::format("row {} head {} channel {}", i, h, c); });
         }

@@ -8,6 +8,8 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <map>
 #include <set>
@@ -40,6 +42,13 @@ bool is_number(const std::string& text) {
 std::string from_environment(const char* name, const char* fallback) {
   const char* text = std::getenv(name);
   return text != nullptr ? text : fallback;
+}
+
+// What a crash leaves: the problem that it happened in.
+std::string current;
+void report_crash(int signal) {
+  std::fputs(fmt::format("\nsignal {} in: {}\n", signal, current).c_str(), stderr);
+  std::_Exit(128 + signal);
 }
 
 class RandomProblem {
@@ -83,6 +92,7 @@ class RandomProblem {
 };
 
 TEST(RandomProblems, MatchTheReference) {
+  for (const int signal : {SIGFPE, SIGSEGV, SIGBUS, SIGILL}) std::signal(signal, report_crash);
   const double seconds = std::stod(from_environment("WINNOW_RANDOM_SECONDS", "600"));
   const auto seed = std::stoull(from_environment("WINNOW_RANDOM_SEED", "0"));
   const auto begin = std::chrono::steady_clock::now();
@@ -99,6 +109,7 @@ TEST(RandomProblems, MatchTheReference) {
     // A step's bound is relative to the norms of its gradients, which degenerate models bring to 0.
     if (std::string_view(operation.name) == "training_step") continue;
     const std::string text = RandomProblem(operation, random).draw();
+    current = text;
     try {
       const Cost cost = operation.make(Problem::parse(text))->cost();
       if (cost.flops > kMostFlops || cost.bytes > 1e8) {

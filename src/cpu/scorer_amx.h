@@ -20,8 +20,8 @@
 namespace winnow::cpu::WINNOW_ISA {
 
 inline constexpr std::int64_t kGroupBytes = 32 << 10;  // tiles of rows that stay in L1
-inline constexpr std::int64_t kTileDepth = 32;    // channels of a tile
-inline constexpr std::int64_t kTileFloats = 256;  // of 1 KiB
+inline constexpr std::int64_t kTileDepth = 32;         // channels of a tile
+inline constexpr std::int64_t kTileFloats = 256;       // of 1 KiB
 
 WINNOW_INLINE std::int64_t padded(std::int64_t n, std::int64_t unit) {
   return (n + unit - 1) / unit * unit;
@@ -83,8 +83,10 @@ inline void pack_key_rows(const char* const* address, DType, std::int64_t dim, f
   const std::int64_t width = padded(dim, kTileDepth);
   auto* key = reinterpret_cast<BF16*>(out);
   for (int i = 0; i < kPanel; ++i, key += width) {
-    __builtin_memcpy(static_cast<void*>(key), address[i], static_cast<std::size_t>(dim) * sizeof(BF16));
-    __builtin_memset(static_cast<void*>(key + dim), 0, static_cast<std::size_t>(width - dim) * sizeof(BF16));
+    __builtin_memcpy(static_cast<void*>(key), address[i],
+                     static_cast<std::size_t>(dim) * sizeof(BF16));
+    __builtin_memset(static_cast<void*>(key + dim), 0,
+                     static_cast<std::size_t>(width - dim) * sizeof(BF16));
   }
 }
 
