@@ -34,7 +34,7 @@ class IndexTopkCase : public Case {
     key_ = Keys(dtype, rows_, keys_, {dim}, p.number("page"), random);
     fill_gauss(weights_, random, 1 / std::sqrt(static_cast<double>(heads * dim)));
     fill_ranges(p.word("range"), keys_, topk_, starts_, ends_, random);
-    if (p.flag("specials")) add_specials(random);
+    if (p.flag("specials") && dim > 0) add_specials(random);
     scales_ = Scales(p.word("dtype"), query_, key_.view(), p.flag("specials"), random);
     output_ = SelectionOutput(rows_, topk_, wide, p.flag("scores"));
     truth_ = SelectionOutput(rows_, topk_, wide, p.flag("scores"));
