@@ -7,6 +7,8 @@
 #include <set>
 #include <shared_mutex>
 
+#include "base/cpu_features.h"
+
 namespace winnow {
 namespace {
 
@@ -86,6 +88,12 @@ std::string last_implementation(std::string_view operation) {
     if (run.operation == operation) return run.implementation;
   }
   return "";
+}
+
+Refusal detail::refuse_by_processor(std::string_view implementation) {
+  constexpr std::string_view kCpu = "cpu.";
+  if (implementation.substr(0, kCpu.size()) != kCpu) return {};
+  return refuse_instruction_set(implementation.substr(kCpu.size()));
 }
 
 std::string detail::refuse_by_user(std::string_view operation, std::string_view implementation) {

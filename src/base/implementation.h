@@ -31,6 +31,9 @@ struct Implementation {
 // force.
 
 namespace detail {
+// The instruction set of "cpu.avx2" and the like, asked before any of that code runs: even a refusal
+// compiled for AVX-512 may hold its instructions.
+Refusal refuse_by_processor(std::string_view implementation);
 // Refusal by pin, prohibition or environment; "" if there is none.
 std::string refuse_by_user(std::string_view operation, std::string_view implementation);
 void note_run(std::string_view operation, const Explanation* refusals, const char* implementation);
@@ -42,6 +45,7 @@ Explanation explain_call(const char* operation, const Implementation<Args>* cons
   Explanation explanation{operation, {}};
   for (const Implementation<Args>* candidate : list) {
     std::string refusal = detail::refuse_by_user(operation, candidate->name);
+    if (refusal.empty()) refusal = detail::refuse_by_processor(candidate->name).sentence();
     if (refusal.empty()) refusal = candidate->refuse(args).sentence();
     explanation.verdicts.push_back({candidate->name, std::move(refusal)});
   }
@@ -55,7 +59,7 @@ const Implementation<Args>& first_accepting(const char* operation,
                                             const Args& args) {
   for (const Implementation<Args>* candidate : list) {
     if (detail::refuse_by_user(operation, candidate->name).empty() &&
-        candidate->refuse(args).empty()) {
+        detail::refuse_by_processor(candidate->name).empty() && candidate->refuse(args).empty()) {
       return *candidate;
     }
   }

@@ -5,7 +5,6 @@
 // new tokens and of the open pools, once; a pool's arithmetic is that of pool.h.
 #include "winnow/append_pools.h"
 
-#include "base/cpu_features.h"
 #include "base/implementation.h"
 #include "base/parallel.h"
 #include "cpu/pool.h"
@@ -16,8 +15,7 @@ namespace {
 constexpr std::int64_t kTask = 64;  // tokens, or requests
 
 Refusal refuse(const AppendPoolsArgs& a) {
-  Refusal refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
-  if (refusal.empty()) refusal = refuse_pool(a.index_key, a.gate, a.ape, a.pooled_key);
+  Refusal refusal = refuse_pool(a.index_key, a.gate, a.ape, a.pooled_key);
   if (refusal.empty() && !(has_unit_stride(a.open_key) && has_unit_stride(a.open_gate))) {
     refusal = "open_key and open_gate must have stride 1 on their last axis";
   }

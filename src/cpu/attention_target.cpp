@@ -10,7 +10,6 @@
 //   an exponential as much as about 20 channels of a head.
 #include "winnow/attention_target.h"
 
-#include "base/cpu_features.h"
 #include "base/implementation.h"
 #include "base/parallel.h"
 #include "cpu/scorer.h"
@@ -36,13 +35,11 @@ struct Worker {
 };
 
 Refusal refuse(const AttentionTargetArgs& a) {
-  Refusal refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
-  if (!refusal.empty()) return refusal;
   if (a.query.dtype == DType::kF64) return "f64 is left to the reference";
   if (!has_unit_stride(a.query) || !has_unit_stride(a.key)) {
     return "query and key must have stride 1 on their last axis";
   }
-  return refusal;
+  return {};
 }
 
 std::int64_t worker_bytes(const AttentionTargetArgs& a) {

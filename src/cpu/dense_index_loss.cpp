@@ -24,7 +24,6 @@
 #include "winnow/dense_index_loss.h"
 
 #include "base/callback.h"
-#include "base/cpu_features.h"
 #include "base/implementation.h"
 #include "cpu/dense_index_loss_run.h"
 
@@ -43,15 +42,13 @@ std::int64_t worker_bytes(const Plan& plan) {
 }
 
 Refusal refuse(const DenseIndexLossArgs& a) {
-  Refusal refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
-  if (!refusal.empty()) return refusal;
   if (a.index_query.dtype == DType::kF64) return "f64 is left to the reference";
   if (!has_unit_stride(a.index_query) || !has_unit_stride(a.index_key) ||
       !has_unit_stride(a.query) || !has_unit_stride(a.key) || !has_unit_stride(a.d_index_query) ||
       !has_unit_stride(a.d_index_key)) {
     return "queries, keys and their gradients must have stride 1 on their last axis";
   }
-  return refusal;
+  return {};
 }
 
 std::int64_t workspace_bytes(const DenseIndexLossArgs& a) {

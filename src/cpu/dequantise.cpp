@@ -1,7 +1,6 @@
 // dequantise on CPUs: codes to f32, eight at a time, times the scale of their group. Bound by memory.
 #include "winnow/dequantise.h"
 
-#include "base/cpu_features.h"
 #include "base/implementation.h"
 #include "base/parallel.h"
 #include "base/row_offset.h"
@@ -13,12 +12,10 @@ namespace {
 constexpr std::int64_t kTaskRows = 64;
 
 Refusal refuse(const DequantiseArgs& a) {
-  Refusal refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
-  if (refusal.empty() &&
-      !(has_unit_stride(a.data) && has_unit_stride(a.scale) && has_unit_stride(a.output))) {
-    refusal = "data, scale and output must have stride 1 on their last axis";
+  if (!has_unit_stride(a.data) || !has_unit_stride(a.scale) || !has_unit_stride(a.output)) {
+    return "data, scale and output must have stride 1 on their last axis";
   }
-  return refusal;
+  return {};
 }
 
 std::int64_t workspace_bytes(const DequantiseArgs&) { return 0; }

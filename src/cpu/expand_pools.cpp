@@ -5,7 +5,6 @@
 // writes pool_size ids; no arithmetic.
 #include "winnow/expand_pools.h"
 
-#include "base/cpu_features.h"
 #include "base/implementation.h"
 #include "base/parallel.h"
 #include "base/row_range.h"
@@ -18,11 +17,8 @@ constexpr std::int64_t kTaskRows = 16;
 constexpr std::int64_t kAnyToken = INT64_MAX;  // the number of tokens is not known here
 
 Refusal refuse(const ExpandPoolsArgs& a) {
-  Refusal refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
-  if (refusal.empty() && !has_unit_stride(a.topk_indices)) {
-    refusal = "topk_indices must have stride 1 on its last axis";
-  }
-  return refusal;
+  if (!has_unit_stride(a.topk_indices)) return "topk_indices must have stride 1 on its last axis";
+  return {};
 }
 
 std::int64_t workspace_bytes(const ExpandPoolsArgs&) { return 0; }

@@ -5,7 +5,6 @@
 // bytes of memory per channel: at 128 channels bound by loads and stores of the buffer in L1.
 #include "winnow/hadamard.h"
 
-#include "base/cpu_features.h"
 #include "base/implementation.h"
 #include "base/parallel.h"
 #include "base/row_offset.h"
@@ -18,12 +17,11 @@ namespace {
 constexpr std::int64_t kTaskRows = 64;
 
 Refusal refuse(const HadamardArgs& a) {
-  Refusal refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
-  if (refusal.empty() && a.input.dtype == DType::kF64) refusal = "f64 is left to the reference";
-  if (refusal.empty() && !(has_unit_stride(a.input) && has_unit_stride(a.output))) {
-    refusal = "input and output must have stride 1 on their last axis";
+  if (a.input.dtype == DType::kF64) return "f64 is left to the reference";
+  if (!has_unit_stride(a.input) || !has_unit_stride(a.output)) {
+    return "input and output must have stride 1 on their last axis";
   }
-  return refusal;
+  return {};
 }
 
 std::int64_t worker_bytes(const HadamardArgs& a) {

@@ -4,7 +4,6 @@
 // the lists fit caches, so arithmetic bounds it. Sums run in the order of kl.h over the kept slots.
 #include "winnow/index_loss.h"
 
-#include "base/cpu_features.h"
 #include "base/implementation.h"
 #include "base/parallel.h"
 #include "cpu/kl.h"
@@ -27,11 +26,8 @@ struct Worker {
 };
 
 Refusal refuse(const IndexLossArgs& a) {
-  Refusal refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
-  if (refusal.empty() && a.attention_target.dtype == DType::kF64) {
-    refusal = "f64 is left to the reference";
-  }
-  return refusal;
+  if (a.attention_target.dtype == DType::kF64) return "f64 is left to the reference";
+  return {};
 }
 
 std::int64_t worker_bytes(const IndexLossArgs& a) {

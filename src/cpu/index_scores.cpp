@@ -4,7 +4,6 @@
 // bytes written: bound by the FMA units.
 #include "winnow/index_scores.h"
 
-#include "base/cpu_features.h"
 #include "base/implementation.h"
 #include "base/parallel.h"
 #include "cpu/scorer.h"
@@ -21,8 +20,7 @@ ScorerInputs inputs(const IndexScoresArgs& a) {
 ScorerPlan plan_of(const IndexScoresArgs& a) { return {inputs(a), ScorerPlan::kMaxRows}; }
 
 Refusal refuse(const IndexScoresArgs& a) {
-  Refusal refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
-  if (refusal.empty()) refusal = refuse_scorer(inputs(a));
+  Refusal refusal = refuse_scorer(inputs(a));
   if (refusal.empty() && !has_unit_stride(a.index_scores)) {
     refusal = "index_scores must have stride 1 on its last axis";
   }

@@ -6,7 +6,6 @@
 // the FMA units; the keys of the next panel are fetched meanwhile.
 #include "winnow/index_scores_at.h"
 
-#include "base/cpu_features.h"
 #include "base/implementation.h"
 #include "cpu/scorer.h"
 #include "cpu/slots.h"
@@ -31,11 +30,8 @@ struct Worker {
 };
 
 Refusal refuse(const IndexScoresAtArgs& a) {
-  Refusal refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
-  if (refusal.empty()) {
-    refusal =
-        refuse_scorer({a.index_query, a.index_key, a.index_weights, a.starts, a.ends, a.relu});
-  }
+  Refusal refusal =
+      refuse_scorer({a.index_query, a.index_key, a.index_weights, a.starts, a.ends, a.relu});
   return refusal;
 }
 

@@ -13,7 +13,6 @@
 // bound by the FMA units from about 16 heads on.
 #include "winnow/index_scores_at_backward.h"
 
-#include "base/cpu_features.h"
 #include "base/implementation.h"
 #include "base/parallel.h"
 #include "cpu/index_backward.h"
@@ -85,14 +84,12 @@ std::int64_t worker_bytes(const Plan& plan) {
 }
 
 Refusal refuse(const IndexScoresAtBackwardArgs& a) {
-  Refusal refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
-  if (!refusal.empty()) return refusal;
   if (a.index_query.dtype == DType::kF64) return "f64 is left to the reference";
   if (!has_unit_stride(a.index_query) || !has_unit_stride(a.index_key) ||
       !has_unit_stride(a.d_index_query) || !has_unit_stride(a.d_index_key)) {
     return "index_query, index_key and their gradients must have stride 1 on their last axis";
   }
-  return refusal;
+  return {};
 }
 
 std::int64_t workspace_bytes(const IndexScoresAtBackwardArgs& a) {

@@ -9,7 +9,6 @@
 // score, 1 % of that at 64 x 128.
 #include "winnow/index_topk.h"
 
-#include "base/cpu_features.h"
 #include "base/implementation.h"
 #include "base/parallel.h"
 #include "base/selection_statistics.h"
@@ -30,8 +29,7 @@ ScorerInputs inputs(const IndexTopkArgs& a) {
 }
 
 Refusal refuse(const IndexTopkArgs& a) {
-  Refusal refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
-  if (refusal.empty()) refusal = refuse_scorer(inputs(a));
+  Refusal refusal = refuse_scorer(inputs(a));
   if (refusal.empty() && !(has_unit_stride(a.topk_indices) && has_unit_stride(a.topk_scores))) {
     refusal = "topk_indices and topk_scores must have stride 1 on their last axis";
   }

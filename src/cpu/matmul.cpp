@@ -22,7 +22,6 @@
 // packed panels for later blocks of rows.
 #include "cpu/matmul.h"
 
-#include "base/cpu_features.h"
 #include "base/parallel.h"
 #include "cpu/tile.h"
 
@@ -438,7 +437,6 @@ std::int64_t workspace_bytes(const MatmulArgs& args) {
 bool unit_stride(const Tensor& t, int axis) { return t.shape[axis] <= 1 || t.strides[axis] == 1; }
 
 Refusal refuse(const MatmulArgs& args) {
-  if (Refusal why = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA)); !why.empty()) return why;
   for (const Tensor& t : {args.a, args.b, args.c}) {
     if (t.shape[0] > kMostRows || t.shape[1] > kMostRows) return "an axis is longer than 2^30";
   }

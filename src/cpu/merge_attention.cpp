@@ -6,7 +6,6 @@
 // Every element is read once and takes part in one FMA, so memory bounds it.
 #include "winnow/merge_attention.h"
 
-#include "base/cpu_features.h"
 #include "base/implementation.h"
 #include "base/parallel.h"
 #include "cpu/columns.h"
@@ -18,7 +17,6 @@ constexpr std::int64_t kTaskHeads = 64;  // (row, head) pairs of a task
 constexpr float kInfinity = __builtin_inff();
 
 Refusal refuse(const MergeAttentionArgs& a) {
-  if (Refusal why = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA)); !why.empty()) return why;
   if (a.part_output.dtype == DType::kF64) return "f64 is left to the reference";
   if (!has_unit_stride(a.part_output) || !has_unit_stride(a.output)) {
     return "channels must have stride 1";

@@ -4,7 +4,6 @@
 // (about 20 operations on eight channels) and a division per token. The floor is the memory's.
 #include "winnow/pool_keys.h"
 
-#include "base/cpu_features.h"
 #include "base/implementation.h"
 #include "base/parallel.h"
 #include "cpu/pool.h"
@@ -15,8 +14,7 @@ namespace {
 constexpr std::int64_t kTaskPools = 64;
 
 Refusal refuse(const PoolKeysArgs& a) {
-  Refusal refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
-  if (refusal.empty()) refusal = refuse_pool(a.index_key, a.gate, a.ape, a.pooled_key);
+  Refusal refusal = refuse_pool(a.index_key, a.gate, a.ape, a.pooled_key);
   return refusal;
 }
 

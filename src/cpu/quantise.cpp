@@ -6,7 +6,6 @@
 // bound by about ten integer operations per eight channels.
 #include "winnow/quantise.h"
 
-#include "base/cpu_features.h"
 #include "base/implementation.h"
 #include "base/parallel.h"
 #include "base/row_offset.h"
@@ -19,12 +18,10 @@ namespace {
 constexpr std::int64_t kTaskRows = 64;
 
 Refusal refuse(const QuantiseArgs& a) {
-  Refusal refusal = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA));
-  if (refusal.empty() &&
-      !(has_unit_stride(a.input) && has_unit_stride(a.data) && has_unit_stride(a.scale))) {
-    refusal = "input, data and scale must have stride 1 on their last axis";
+  if (!has_unit_stride(a.input) || !has_unit_stride(a.data) || !has_unit_stride(a.scale)) {
+    return "input, data and scale must have stride 1 on their last axis";
   }
-  return refusal;
+  return {};
 }
 
 std::int64_t workspace_bytes(const QuantiseArgs&) { return 0; }

@@ -22,7 +22,6 @@
 // gathered key.
 #include "winnow/sparse_attention.h"
 
-#include "base/cpu_features.h"
 #include "base/implementation.h"
 #include "base/parallel.h"
 #include "cpu/attention.h"
@@ -291,7 +290,6 @@ void run_typed(const SparseAttentionArgs& a, Workspace workspace) {
 }
 
 Refusal refuse(const SparseAttentionArgs& a) {
-  if (Refusal why = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA)); !why.empty()) return why;
   if (a.key.paged() && a.key.data.shape[0] * a.key.page_size() > INT32_MAX) {
     return "the pages must hold fewer than 2^31 keys in all";
   }

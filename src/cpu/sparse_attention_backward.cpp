@@ -20,7 +20,6 @@
 // read and written back for 8 products.
 #include "winnow/sparse_attention_backward.h"
 
-#include "base/cpu_features.h"
 #include "base/implementation.h"
 #include "base/parallel.h"
 #include "cpu/owners.h"
@@ -290,7 +289,6 @@ void run_typed(const Args& a, Workspace workspace) {
 }
 
 Refusal refuse(const Args& a) {
-  if (Refusal why = refuse_instruction_set(WINNOW_STRING(WINNOW_ISA)); !why.empty()) return why;
   return refuse_layout(a.query,
                        {a.query, a.key, a.value, a.d_output, a.d_query, a.d_key, a.d_value});
 }

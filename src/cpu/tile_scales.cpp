@@ -2,7 +2,6 @@
 // bisection. Bound by memory.
 #include "winnow/tile_scales.h"
 
-#include "base/cpu_features.h"
 #include "base/implementation.h"
 #include "base/parallel.h"
 #include "cpu/tile.h"
@@ -12,7 +11,7 @@ namespace {
 
 constexpr std::int64_t kTaskTokens = 64;
 
-Refusal refuse(const TileScalesArgs&) { return refuse_instruction_set(WINNOW_STRING(WINNOW_ISA)); }
+Refusal refuse(const TileScalesArgs&) { return {}; }
 
 std::int64_t workspace_bytes(const TileScalesArgs&) { return 0; }
 
