@@ -136,7 +136,8 @@ class AppendPoolsCase : public Case {
     for (std::int64_t r = 0; r < requests_; ++r) {
       const std::int64_t before = id(context_, r), n = id(cu_seqlens_, r + 1) - id(cu_seqlens_, r);
       if (before < 0) continue;
-      pools += static_cast<double>((before + n) / pool_size_ - before / pool_size_);
+      const std::int64_t finished = (before + n) / pool_size_ - before / pool_size_;
+      pools += static_cast<double>(finished);
       open += static_cast<double>(before % pool_size_ + n >= pool_size_ ? before % pool_size_ : 0);
     }
     const double tokens = cuts_.back();

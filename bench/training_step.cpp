@@ -274,7 +274,7 @@ class TrainingStepCase : public Case {
   // Who runs an operation of the step: f32 and contiguous, so only the machine and the user refuse.
   std::string choice(const char* operation) const {
     for (const char* isa : {"avx512", "avx2", "portable"}) {
-      const std::string name = fmt::format("cpu.{}", isa);
+      std::string name = fmt::format("cpu.{}", isa);
       if (dtype_ == DType::kF32 && refuse_instruction_set(isa).empty() &&
           detail::refuse_by_user(operation, name).empty()) {
         return name;
@@ -313,6 +313,7 @@ class TrainingStepCase : public Case {
     std::vector<const char*> operations = operations_inside(mode_);
     operations.push_back("index_scores_at");  // of a selection that is held
     std::vector<std::unique_ptr<PinGuard>> pins;
+    pins.reserve(operations.size());
     for (const char* operation : operations)
       pins.push_back(std::make_unique<PinGuard>(operation, "reference"));
     Transformer exact(config_, DType::kF64, seed_);

@@ -156,13 +156,17 @@ TEST(LongRows, RepairsAreCounted) {
       hidden[static_cast<std::size_t>(p * (kWidth - 16) / 255 + i)] =
           1e6f + static_cast<float>(p * 16 + i);
   }
-  for (auto& [scores, k, repairs] :
-       {std::tuple{&plain, 2048, 0}, std::tuple{&hidden, 8192, 1}, std::tuple{&plain, 50000, 0}}) {
-    const Selection s(make_tensor(scores->data(), DType::kF32, {1, kWidth}), kWidth, k);
-    const Ids want = test::best_ids(*scores, k);
+  struct Row {
+    const Floats* scores;
+    int k, repairs;
+  };
+  for (const Row& row : {Row{&plain, 2048, 0}, Row{&hidden, 8192, 1}, Row{&plain, 50000, 0}}) {
+    const Selection s(make_tensor(row.scores->data(), DType::kF32, {1, kWidth}), kWidth, row.k);
+    const Ids want = test::best_ids(*row.scores, row.k);
     for_each_implementation(s.args, [&](const std::string& name) {
       EXPECT_EQ(s.run(), want);
-      EXPECT_EQ(last_selection_statistics().repairs, name == "reference" ? 0 : repairs) << k;
+      EXPECT_EQ(last_selection_statistics().repairs, name == "reference" ? 0 : row.repairs)
+          << row.k;
     });
   }
 }

@@ -96,7 +96,7 @@ class RandomProblem {
 };
 
 TEST(RandomProblems, MatchTheReference) {
-  for (const int signal : {SIGFPE, SIGSEGV, SIGBUS, SIGILL}) std::signal(signal, report_crash);
+  for (const int signal : {SIGFPE, SIGSEGV, SIGBUS, SIGILL, SIGTERM}) std::signal(signal, report_crash);
   const double seconds = std::stod(from_environment("WINNOW_RANDOM_SECONDS", "600"));
   const auto seed = std::stoull(from_environment("WINNOW_RANDOM_SEED", "0"));
   const auto begin = std::chrono::steady_clock::now();

@@ -70,7 +70,7 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
   const std::vector<std::string> rest = app.remaining(true);
   if (rest.empty()) return error.what();
   const std::string& word = rest.front();
-  if (word.rfind("-", 0) == 0) {
+  if (word.starts_with('-')) {
     return fmt::format("there is no option {}; did you mean {}?", word.substr(0, word.find('=')),
                        nearest_name(word, option_names(app)));
   }

@@ -16,6 +16,7 @@ class Buffer {
     return view_;
   }
   const Tensor& view() const { return view_; }
+  // NOLINTNEXTLINE(google-explicit-constructor): as Array
   operator const Tensor&() const { return view_; }
   template <class T>
   T* as() const {

@@ -22,9 +22,8 @@ class Array {
   Array clone() const;
 
   const Tensor& view() const { return view_; }
-  operator const Tensor&() const {
-    return view_;
-  }  // NOLINT: an array is its view wherever one is asked for
+  // NOLINTNEXTLINE(google-explicit-constructor): an array is its view wherever one is asked for
+  operator const Tensor&() const { return view_; }
   template <class T>
   T* as() const {
     return view_.as<T>();

@@ -7,8 +7,8 @@ namespace winnow {
 class Refusal {
  public:
   constexpr Refusal() = default;
-  constexpr Refusal(const char* sentence)
-      : sentence_(sentence) {}  // NOLINT: a refusal is its sentence
+  // NOLINTNEXTLINE(google-explicit-constructor): a refusal is its sentence
+  constexpr Refusal(const char* sentence) : sentence_(sentence) {}
   constexpr bool empty() const { return *sentence_ == '\0'; }
   constexpr const char* sentence() const { return sentence_; }
 

@@ -79,10 +79,11 @@ std::vector<RowBlock> row_blocks(std::span<const std::int32_t> starts,
   std::vector<RowBlock> blocks;
   for (std::size_t row = 0; row < starts.size(); ++row) {
     if (ends[row] <= starts[row]) continue;
-    const bool joins =
-        !blocks.empty() && blocks.back().row_count < rows_per_block &&
-        blocks.back().key_begin == starts[row] &&
-        static_cast<std::size_t>(blocks.back().first_row + blocks.back().row_count) == row;
+    const bool joins = !blocks.empty() && blocks.back().row_count < rows_per_block &&
+                       blocks.back().key_begin == starts[row] &&
+                       static_cast<std::size_t>(blocks.back().first_row) +
+                               static_cast<std::size_t>(blocks.back().row_count) ==
+                           row;
     if (!joins) blocks.push_back({static_cast<std::int32_t>(row), 0, starts[row], ends[row]});
     ++blocks.back().row_count;
     blocks.back().key_end = std::max(blocks.back().key_end, ends[row]);

@@ -105,7 +105,7 @@ void load_exactly(const fs::path& path, const std::vector<model::NamedTensor>& t
 fs::path save_checkpoint(const fs::path& output, const TrainerState& state,
                          const ParameterList& parameters, const AdamW& optimizer) {
   const fs::path folder = output / "checkpoints", writing = folder / kWriting;
-  const fs::path whole = folder / fmt::format("{}{:08}", kPrefix, state.step);
+  fs::path whole = folder / fmt::format("{}{:08}", kPrefix, state.step);
   std::error_code error;
   fs::remove_all(writing, error);
   make_folder(kOperation, writing);

@@ -140,7 +140,7 @@ StageConfig read_stage(const json& object, const std::string& path) {
 std::string compare(const json& a, const json& b, const std::string& path) {
   if (a.is_object() && b.is_object()) {
     for (const auto& [key, value] : a.items()) {
-      const std::string full = path.empty() ? key : path + "." + key;
+      std::string full = path.empty() ? key : fmt::format("{}.{}", path, key);
       if (!b.contains(key)) return full;
       if (std::string found = compare(value, b[key], full); !found.empty()) return found;
     }

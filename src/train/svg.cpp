@@ -110,7 +110,9 @@ std::string line_chart(const std::vector<Series>& series, const std::vector<Band
                        kLeft, kWidth - kRight, y.at(v), y.at(v));
     out += text_at(kLeft - 8, y.at(v) + 4, "end", fmt::format("{:.4g}", v));
   }
-  for (double v = std::ceil(x.low / x_step) * x_step; v <= x.high; v += x_step) {
+  for (auto n = static_cast<std::int64_t>(std::ceil(x.low / x_step));
+       static_cast<double>(n) * x_step <= x.high; ++n) {
+    const double v = static_cast<double>(n) * x_step;
     out += text_at(x.at(v), kHeight - kBottom + 18, "middle", fmt::format("{:.4g}", v));
   }
   out += text_at((kLeft + kWidth - kRight) / 2, kHeight - 4, "middle", x_label);
