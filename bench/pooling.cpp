@@ -49,7 +49,7 @@ PoolData::PoolData(const Problem& p, std::int64_t tokens, Random& random) {
   if (kind == "flat") return;
   fill_gauss(gate, random, kind == "sharp" ? 60 : 2);
   fill_gauss(ape, random, 0.5);
-  if (kind != "special") return;
+  if (kind != "special" || dim == 0) return;
   constexpr double kSpecial[] = {NAN, INFINITY, -INFINITY};
   for (std::int64_t t = 0; t < tokens; t += 8) {
     const Tensor& tensor = random.below(2) == 0 ? key.view() : gate.view();

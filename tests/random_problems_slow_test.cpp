@@ -106,6 +106,9 @@ class RandomProblem {
   std::map<std::string, std::set<std::string>> seen_;
 };
 
+constexpr double kMostFlops = 5e7;     // the references are slow
+constexpr double kMostElements = 2e7;  // and data take time to make
+
 TEST(RandomProblems, MatchTheReference) {
   for (const int signal : {SIGFPE, SIGSEGV, SIGBUS, SIGILL, SIGTERM})
     std::signal(signal, report_crash);
@@ -117,7 +120,6 @@ TEST(RandomProblems, MatchTheReference) {
   };
   const auto now = static_cast<std::uint64_t>(begin.time_since_epoch().count());
   Random random(Random(seed != 0 ? seed : now).bits());  // neighbouring seeds, unlike streams
-  constexpr double kMostFlops = 5e7;                     // the references are slow
   std::int64_t checked = 0, refused = 0, too_large = 0;
   for (std::int64_t turn = 0; elapsed() < seconds && !HasFailure(); ++turn) {
     const Operation& operation =
