@@ -38,7 +38,7 @@ template <class T>
 void pack_pairs(const PairRows<T>& rows, const Tiles& tiles, std::int64_t depth, float* out) {
   for (int t = 0; t < tiles.count; ++t) {
     const int mr = tiles.rows(t), first = tiles.first(t);
-    const T* row[kTileRows] = {};
+    const T* row[kTileSlack] = {};
     for (int i = 0; i < mr; ++i) row[i] = rows[first + i];
     pack_tile(row, mr, depth, out + first * depth);
   }

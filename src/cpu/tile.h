@@ -148,7 +148,7 @@ WINNOW_INLINE void pack_tile(const T* const* row, int mr, std::int64_t K, float*
 template <class T>
 WINNOW_INLINE void pack_tile(const T* base, std::int64_t stride, int mr, std::int64_t K,
                              float* out) {
-  const T* row[kTileRows] = {};
+  const T* row[kTileSlack] = {};
   for (int i = 0; i < mr; ++i) row[i] = base + i * stride;
   pack_tile(row, mr, K, out);
 }
