@@ -123,6 +123,21 @@ Ids oracle(const Tokens& in, std::int64_t row, const std::set<std::int64_t>& vis
   return {chosen.begin(), chosen.end()};
 }
 
+// The best pools of every row among those it sees.
+void best_pools(const Tensor& query, const KeyView& pooled, const Tensor& weights,
+                const RowRanges& seen, const Tensor& found, const Tensor& lengths) {
+  IndexTopkArgs best;
+  best.index_query = query;
+  best.index_key = pooled;
+  best.index_weights = weights;
+  best.starts = ids_of(seen.starts);
+  best.ends = ids_of(seen.ends);
+  best.topk_indices = found;
+  best.topk_lengths = lengths;
+  Scratch scratch;
+  index_topk(best, scratch.get(index_topk_workspace_bytes(best)));
+}
+
 // The library's answer for every row, with all operations pinned to one implementation.
 std::vector<Ids> select(const Tokens& in, const PoolLayout& layout, const RowRanges& rows,
                         std::int64_t topk, bool tail) {
@@ -133,16 +148,7 @@ std::vector<Ids> select(const Tokens& in, const PoolLayout& layout, const RowRan
   const RowRanges seen = pool_ranges(layout, rows);
   const Array found(DType::kI32, {n, selected}), lengths(DType::kI32, {n}),
       tokens(DType::kI32, {n, width});
-  IndexTopkArgs best;
-  best.index_query = in.query;
-  best.index_key = pooled;
-  best.index_weights = in.weights;
-  best.starts = ids_of(seen.starts);
-  best.ends = ids_of(seen.ends);
-  best.topk_indices = found;
-  best.topk_lengths = lengths;
-  Scratch scratch;
-  index_topk(best, scratch.get(index_topk_workspace_bytes(best)));
+  best_pools(in.query, pooled, in.weights, seen, found, lengths);
   expand_pools({found, ids_of(layout.bases), ids_of(rows.starts), ids_of(rows.ends),
                 layout.pool_size, tail, tokens, lengths},
                {});
@@ -273,16 +279,8 @@ TEST(PoolSelection, StreamingEqualsFullScores) {
       streamed(DType::kI32, {900, 16}), full(DType::kI32, {900, 16}), lengths(DType::kI32, {900});
   with_each([&] {
     pool_keys({in.key, in.gate, in.ape, ids_of(layout.bases), PoolRounding::kOnce, pooled}, {});
-    IndexTopkArgs best;
-    best.index_query = in.query;
-    best.index_key = pooled;
-    best.index_weights = in.weights;
-    best.starts = ids_of(seen.starts);
-    best.ends = ids_of(seen.ends);
-    best.topk_indices = streamed;
-    best.topk_lengths = lengths;
+    best_pools(in.query, pooled, in.weights, seen, streamed, lengths);
     Scratch scratch;
-    index_topk(best, scratch.get(index_topk_workspace_bytes(best)));
     IndexScoresArgs matrix;
     matrix.index_query = in.query;
     matrix.index_key = pooled;
@@ -336,16 +334,8 @@ std::vector<Ids> select_in_chunks(const Tokens& in, std::int64_t pool_size, std:
     const std::int64_t width = topk + pool_size - 1;
     const Array found(DType::kI32, {n, topk / pool_size}), lengths(DType::kI32, {n}),
         tokens(DType::kI32, {n, width});
-    IndexTopkArgs best;
-    best.index_query = in.query.view().rows(first, n);
-    best.index_key = pooled;
-    best.index_weights = in.weights.view().rows(first, n);
-    best.starts = ids_of(seen.starts);
-    best.ends = ids_of(seen.ends);
-    best.topk_indices = found;
-    best.topk_lengths = lengths;
-    Scratch scratch;
-    index_topk(best, scratch.get(index_topk_workspace_bytes(best)));
+    best_pools(in.query.view().rows(first, n), pooled, in.weights.view().rows(first, n), seen,
+               found, lengths);
     expand_pools(
         {found, {}, ids_of(rows.starts), ids_of(rows.ends), pool_size, true, tokens, lengths}, {});
     for (std::int64_t i = 0; i < n; ++i) {
@@ -445,17 +435,10 @@ TEST(PoolSelection, PagedStepsEqualEachRequestAlone) {
       const RowRanges seen = pool_ranges(rows, kPool);
       const Array found(DType::kI32, {n, kTopk / kPool}), lengths(DType::kI32, {n}),
           tokens(DType::kI32, {n, kTopk + kPool - 1});
-      IndexTopkArgs best;
-      best.index_query = in.query;
-      best.index_key = KeyView(pooled, make_tensor(table.data(), DType::kI32, {kRequests, kPages}),
-                               ids_of(request));
-      best.index_weights = in.weights;
-      best.starts = ids_of(seen.starts);
-      best.ends = ids_of(seen.ends);
-      best.topk_indices = found;
-      best.topk_lengths = lengths;
-      Scratch scratch;
-      index_topk(best, scratch.get(index_topk_workspace_bytes(best)));
+      best_pools(in.query,
+                 KeyView(pooled, make_tensor(table.data(), DType::kI32, {kRequests, kPages}),
+                         ids_of(request)),
+                 in.weights, seen, found, lengths);
       expand_pools(
           {found, {}, ids_of(rows.starts), ids_of(rows.ends), kPool, true, tokens, lengths}, {});
       for (std::size_t i = 0; i < request.size(); ++i) {

@@ -13,14 +13,10 @@ namespace {
 
 constexpr std::int64_t kSpan = 1024;  // keys of a task
 
-ScorerInputs inputs(const IndexScoresArgs& a) {
-  return {a.index_query, a.index_key,         a.index_weights,   a.starts,   a.ends,
-          a.relu,        a.index_query_scale, a.index_key_scale, a.dot_scale};
-}
-ScorerPlan plan_of(const IndexScoresArgs& a) { return {inputs(a), ScorerPlan::kMaxRows}; }
+ScorerPlan plan_of(const IndexScoresArgs& a) { return {ScorerInputs::of(a), ScorerPlan::kMaxRows}; }
 
 Refusal refuse(const IndexScoresArgs& a) {
-  Refusal refusal = refuse_scorer(inputs(a));
+  Refusal refusal = refuse_scorer(ScorerInputs::of(a));
   if (refusal.empty() && !has_unit_stride(a.index_scores)) {
     refusal = "index_scores must have stride 1 on its last axis";
   }
@@ -38,7 +34,7 @@ std::int64_t workspace_bytes(const IndexScoresArgs& a) {
 }
 
 void run(const IndexScoresArgs& a, Workspace workspace) {
-  const ScorerInputs in = inputs(a);
+  const ScorerInputs in = ScorerInputs::of(a);
   const ScorerPlan plan = plan_of(a);
   const std::int64_t rows = in.query.shape[0], width = a.index_scores.shape[1];
   const std::int64_t spans = ceil_div(in.key.keys(), kSpan);

@@ -23,13 +23,8 @@ constexpr std::int64_t kTasks = 16;               // wanted at least
 constexpr std::int64_t kLeastSpan = 1024;         // keys
 constexpr std::int64_t kStreamBytes = 4ll << 20;  // of all streams of a worker, about
 
-ScorerInputs inputs(const IndexTopkArgs& a) {
-  return {a.index_query, a.index_key,         a.index_weights,   a.starts,   a.ends,
-          a.relu,        a.index_query_scale, a.index_key_scale, a.dot_scale};
-}
-
 Refusal refuse(const IndexTopkArgs& a) {
-  Refusal refusal = refuse_scorer(inputs(a));
+  Refusal refusal = refuse_scorer(ScorerInputs::of(a));
   if (refusal.empty() && !(has_unit_stride(a.topk_indices) && has_unit_stride(a.topk_scores))) {
     refusal = "topk_indices and topk_scores must have stride 1 on their last axis";
   }
@@ -52,7 +47,7 @@ struct Plan {
   std::int64_t row_blocks = 0, spans = 0, workers = 0;
 
   explicit Plan(const IndexTopkArgs& a)
-      : in(inputs(a)),
+      : in(ScorerInputs::of(a)),
         rows(a.index_query.shape[0]),
         k(max64(1, min64(a.topk_indices.shape[1], a.index_key.keys()))),
         scorer(in, 1) {

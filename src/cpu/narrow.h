@@ -1,4 +1,4 @@
-// Eight f32 lanes to the narrow types, rounded to nearest even.
+// Eight f32 lanes to the narrow types, rounded to nearest even: stored, or kept in f32.
 #pragma once
 
 #include "cpu/simd.h"
@@ -7,15 +7,22 @@ namespace winnow::cpu::WINNOW_ISA {
 
 using U8x8 = std::uint8_t __attribute__((vector_size(8)));
 using U16x8 = std::uint16_t __attribute__((vector_size(16)));
+using U8 = std::uint32_t __attribute__((vector_size(32)));  // lanes that nobody keeps may wrap
 
 WINNOW_INLINE I8 select(I8 mask, I8 yes, I8 no) { return (mask & yes) | (~mask & no); }
 WINNOW_INLINE I8 magnitude_bits(F8 x) { return bits_as_int(x) & splat(0x7fffffff); }
 
+// The bits of x as bf16, in the upper halves; the lower ones are 0. NaN stays NaN.
+WINNOW_INLINE U8 bf16_bits(F8 x) {
+  const I8 is_nan = magnitude_bits(x) > splat(0x7f800000);
+  const U8 u = load_as<U8>(&x), nan = load_as<U8>(&is_nan);
+  const U8 rounded = u + 0x7fffu + ((u >> 16) & 1u);
+  return ((nan & (u | 0x400000u)) | (~nan & rounded)) & 0xffff0000u;
+}
+
 WINNOW_INLINE void store_as(float* p, F8 x) { store(p, x); }
 WINNOW_INLINE void store_as(BF16* p, F8 x) {
-  const I8 u = bits_as_int(x), nan = magnitude_bits(x) > splat(0x7f800000);
-  const I8 rounded = (u + splat(0x7fff) + ((u >> 16) & splat(1))) >> 16;
-  store(&p->bits, __builtin_convertvector(select(nan, (u >> 16) | splat(0x40), rounded), U16x8));
+  store(&p->bits, __builtin_convertvector(bf16_bits(x) >> 16, U16x8));
 }
 WINNOW_INLINE void store_as(F16* p, F8 x) {
 #if defined(__AVX2__)
@@ -26,6 +33,18 @@ WINNOW_INLINE void store_as(F16* p, F8 x) {
   for (int i = 0; i < 8; ++i) p[i] = to_f16(x[i]);
 #endif
 }
+// x rounded to the type T.
+WINNOW_INLINE F8 round_as(F8 x, const float*) { return x; }
+WINNOW_INLINE F8 round_as(F8 x, const BF16*) {
+  const U8 bits = bf16_bits(x);
+  return load_as<F8>(&bits);
+}
+WINNOW_INLINE F8 round_as(F8 x, const F16*) {
+  F16 half[8];
+  store_as(half, x);
+  return load(half);
+}
+
 // As to_e4m3 of base/numbers.h, for numbers: NaN becomes 448.
 WINNOW_INLINE void store_as(E4M3* p, F8 x) {
   const I8 u = magnitude_bits(x), most = splat(0x43e00000);  // 448

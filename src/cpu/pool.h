@@ -11,52 +11,13 @@
 // eight channels of a token, 10 for the rest: about 60 cycles for eight channels of 4 tokens.
 #pragma once
 
+#include "cpu/narrow.h"
 #include "cpu/tile.h"
 #include "winnow/pool_keys.h"
 
 namespace winnow::cpu::WINNOW_ISA {
 
 inline constexpr std::int64_t kMostPool = 64;  // tokens: their weights stay on the stack
-
-using U8 = std::uint32_t __attribute__((vector_size(32)));
-
-// x rounded to the dtype T, to nearest even.
-WINNOW_INLINE F8 round_as(F8 x, const float*) { return x; }
-WINNOW_INLINE F8 round_as(F8 x, const BF16*) {
-  const U8 u = load_as<U8>(&x), up = u + 0x7fffu + ((u >> 16) & 1u);  // of a NaN it may wrap
-  const I8 is_nan = (bits_as_int(x) & splat(0x7fffffff)) > splat(0x7f800000);
-  const U8 nan = load_as<U8>(&is_nan);
-  const U8 kept = ((nan & (u | 0x400000u)) | (~nan & up)) & 0xffff0000u;
-  return load_as<F8>(&kept);
-}
-#if defined(__AVX2__)
-WINNOW_INLINE __m128i to_f16_8(F8 x) { return _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT); }
-WINNOW_INLINE F8 round_as(F8 x, const F16*) { return _mm256_cvtph_ps(to_f16_8(x)); }
-#else
-WINNOW_INLINE F8 round_as(F8 x, const F16*) {
-  float v[8];
-  store(v, x);
-  for (float& y : v) y = to_float(to_f16(y));
-  return load(v);
-}
-#endif
-
-// Eight numbers that T holds exactly, stored as T.
-WINNOW_INLINE void store_exact(float* p, F8 x) { store(p, x); }
-WINNOW_INLINE void store_exact(BF16* p, F8 x) {
-  using U16x8 = std::uint16_t __attribute__((vector_size(16)));
-  const U16x8 halves = __builtin_convertvector(load_as<U8>(&x) >> 16, U16x8);
-  store(&p->bits, halves);
-}
-WINNOW_INLINE void store_exact(F16* p, F8 x) {
-#if defined(__AVX2__)
-  _mm_storeu_si128(reinterpret_cast<__m128i*>(p), to_f16_8(x));
-#else
-  float v[8];
-  store(v, x);
-  for (int i = 0; i < 8; ++i) p[i] = to_f16(v[i]);
-#endif
-}
 
 // Where the tokens of one pool lie.
 template <class T>
@@ -66,18 +27,8 @@ struct PoolTokens {
 
 // exp8 of x <= 0 that scales once: below the normal range, -87.3, it is 0. 17 operations, not 24.
 WINNOW_INLINE F8 exp_of_difference(F8 x) {
-  const F8 clamped = max8(splat(-88.f), x);  // NaN survives
-  const F8 n = round8(clamped * splat(1.44269504088896341f));
-  F8 r = fma(n, splat(-0.693145751953125f), clamped);
-  r = fma(n, splat(-1.42860682030941723e-6f), r);
-  F8 p = splat(1.9875691500e-4f);
-  p = fma(p, r, splat(1.3981999507e-3f));
-  p = fma(p, r, splat(8.3334519073e-3f));
-  p = fma(p, r, splat(4.1665795894e-2f));
-  p = fma(p, r, splat(1.6666665459e-1f));
-  p = fma(p, r, splat(5.0000001201e-1f));
-  p = fma(p, r * r, r) + splat(1.f);
-  return p * bits_as_float((to_int8(n) + splat(127)) << 23);
+  const Exponential e(max8(splat(-88.f), x));  // NaN survives
+  return e.fraction * bits_as_float((e.n + splat(127)) << 23);
 }
 
 // Eight channels; `get` loads them from the start of a row. kSize: tokens of a pool; 0: any number.
@@ -121,11 +72,11 @@ __attribute__((noinline)) inline void pool_tokens(const PoolTokens<T>& tokens, c
                                                   T* pooled) {
   std::int64_t d = 0;
   for (; d + 8 <= dim; d += 8) {
-    store_exact(pooled + d,
-                pooled_channels<kSize>(
-                    tokens, ape, rounding, [d](const auto* row) __attribute__((always_inline)) {
-                      return load(row + d);
-                    }));
+    store_as(pooled + d,
+             pooled_channels<kSize>(
+                 tokens, ape, rounding, [d](const auto* row) __attribute__((always_inline)) {
+                   return load(row + d);
+                 }));
   }
   if (d == dim) return;
   const auto rest = static_cast<int>(dim - d);
@@ -136,7 +87,7 @@ __attribute__((noinline)) inline void pool_tokens(const PoolTokens<T>& tokens, c
         return load(v);
       });
   T cells[8];
-  store_exact(cells, last);
+  store_as(cells, last);
   for (int i = 0; i < rest; ++i) pooled[d + i] = cells[i];
 }
 template <class T>

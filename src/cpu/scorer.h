@@ -1,7 +1,7 @@
 // I[i, j] = sum_h w[i, h] * relu(q[i, h, :] . k[j, :]) for a few rows and a span of keys.
 //
-// Algorithm: the heads of each row are packed into tiles [dim][<= 6], 16 keys at a time into a
-//   panel [dim][16]. All head tiles of a row run against the panel while it is in L1; ReLU and
+// Algorithm (in f32; scorer_amx.h has the one on AMX): the heads of each row are packed into tiles
+//   [dim][<= kTileRows], 16 keys at a time into a panel [dim][16]. All head tiles of a row run against the panel while it is in L1; ReLU and
 //   weight are applied to the accumulators in registers, and the sum over heads stays in two
 //   registers: no [heads, keys] product exists in memory. Rows whose ranges overlap share the
 //   packed keys, in blocks of 256 keys: with a group of rows (128 KiB of tiles) they stay in L2.
@@ -48,6 +48,12 @@ struct ScorerInputs {
   bool fp8() const { return !key_scale.empty() && query_scale.empty(); }
 
   RowRange range(std::int64_t row) const { return row_range(starts, ends, row, key.keys()); }
+
+  template <class Args>  // IndexScoresArgs or IndexTopkArgs
+  static ScorerInputs of(const Args& a) {
+    return {a.index_query, a.index_key,         a.index_weights,   a.starts,   a.ends,
+            a.relu,        a.index_query_scale, a.index_key_scale, a.dot_scale};
+  }
 };
 
 // "" if the scorer takes these inputs.

@@ -171,24 +171,32 @@ WINNOW_INLINE float maximum8(F8 v) {
   return m;
 }
 
-// exp for any float: x = n ln 2 + r, degree-6 polynomial in r, then two exact scalings, so
+// exp(x) = fraction * 2^n for x between -104 and 89: x = n ln 2 + r, degree-6 polynomial in r.
+struct Exponential {
+  F8 fraction;
+  I8 n;
+  WINNOW_INLINE explicit Exponential(F8 x) {
+    const F8 whole = round8(x * splat(1.44269504088896341f));
+    F8 r = fma(whole, splat(-0.693145751953125f), x);
+    r = fma(whole, splat(-1.42860682030941723e-6f), r);
+    F8 p = splat(1.9875691500e-4f);
+    p = fma(p, r, splat(1.3981999507e-3f));
+    p = fma(p, r, splat(8.3334519073e-3f));
+    p = fma(p, r, splat(4.1665795894e-2f));
+    p = fma(p, r, splat(1.6666665459e-1f));
+    p = fma(p, r, splat(5.0000001201e-1f));
+    fraction = fma(p, r * r, r) + splat(1.f);
+    n = to_int8(whole);
+  }
+};
+
+// exp for any float, with the power of two as two exact scalings, so
 // subnormal results are kept. Largest error 1 ulp (+ double rounding among subnormals). exp(-inf) =
 // 0 up to the smallest subnormal's half; NaN stays NaN.
 WINNOW_INLINE F8 exp8(F8 x) {
-  const F8 clamped = min8(splat(89.f), max8(splat(-104.f), x));  // second operand survives NaN
-  const F8 n = round8(clamped * splat(1.44269504088896341f));
-  F8 r = fma(n, splat(-0.693145751953125f), clamped);
-  r = fma(n, splat(-1.42860682030941723e-6f), r);
-  F8 p = splat(1.9875691500e-4f);
-  p = fma(p, r, splat(1.3981999507e-3f));
-  p = fma(p, r, splat(8.3334519073e-3f));
-  p = fma(p, r, splat(4.1665795894e-2f));
-  p = fma(p, r, splat(1.6666665459e-1f));
-  p = fma(p, r, splat(5.0000001201e-1f));
-  p = fma(p, r * r, r) + splat(1.f);
-  const I8 i = to_int8(n), half = i >> 1, rest = i - half, bias = splat(127);
-  p = p * bits_as_float((half + bias) << 23);
-  return p * bits_as_float((rest + bias) << 23);
+  const Exponential e(min8(splat(89.f), max8(splat(-104.f), x)));  // second operand survives NaN
+  const I8 half = e.n >> 1, rest = e.n - half, bias = splat(127);
+  return e.fraction * bits_as_float((half + bias) << 23) * bits_as_float((rest + bias) << 23);
 }
 
 }  // namespace winnow::cpu::WINNOW_ISA

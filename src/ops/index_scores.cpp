@@ -15,17 +15,6 @@ constexpr const Implementation<IndexScoresArgs>* kList[] = {
     WINNOW_AMX_IMPLEMENTATION(index_scores) WINNOW_CPU_IMPLEMENTATIONS(index_scores) &
     ref::index_scores_implementation};
 
-auto inputs_of(const IndexScoresArgs& a) {
-  return std::array{ops::Named{"index_query", a.index_query},
-                    ops::Named{"index_key", a.index_key.data},
-                    ops::Named{"block_table", a.index_key.block_table},
-                    ops::Named{"row_request", a.index_key.row_request},
-                    ops::Named{"index_weights", a.index_weights},
-                    ops::Named{"starts", a.starts},
-                    ops::Named{"ends", a.ends},
-                    ops::Named{"index_query_scale", a.index_query_scale},
-                    ops::Named{"index_key_scale", a.index_key_scale}};
-}
 auto outputs_of(const IndexScoresArgs& a) {
   return std::array{ops::Named{"index_scores", a.index_scores}};
 }
@@ -35,14 +24,14 @@ void check(const IndexScoresArgs& a) {
                     {a.index_query_scale, a.index_key_scale, a.dot_scale});
   ops::check_tensor(kName, "index_scores", a.index_scores, ops::wide_dtype(a.index_query.dtype),
                     {a.index_query.shape[0], -1}, "[rows, width]");
-  ops::check_memory(kName, inputs_of(a), outputs_of(a));
+  ops::check_memory(kName, ops::scorer_inputs(a), outputs_of(a));
 }
 
 }  // namespace
 
 void index_scores(const IndexScoresArgs& args, Workspace workspace) {
   check(args);
-  ops::check_data(kName, inputs_of(args), outputs_of(args));
+  ops::check_data(kName, ops::scorer_inputs(args), outputs_of(args));
   ops::validate_ranges(kName, args.starts, args.ends, args.index_key.keys());
   ops::validate_pages(kName, args.index_key, args.starts, args.ends);
   run_first(kName, kList, args, workspace);

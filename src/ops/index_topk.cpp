@@ -15,17 +15,6 @@ constexpr const Implementation<IndexTopkArgs>* kList[] = {
     WINNOW_AMX_IMPLEMENTATION(index_topk) WINNOW_CPU_IMPLEMENTATIONS(index_topk) &
     ref::index_topk_implementation};
 
-auto inputs_of(const IndexTopkArgs& a) {
-  return std::array{ops::Named{"index_query", a.index_query},
-                    ops::Named{"index_key", a.index_key.data},
-                    ops::Named{"block_table", a.index_key.block_table},
-                    ops::Named{"row_request", a.index_key.row_request},
-                    ops::Named{"index_weights", a.index_weights},
-                    ops::Named{"starts", a.starts},
-                    ops::Named{"ends", a.ends},
-                    ops::Named{"index_query_scale", a.index_query_scale},
-                    ops::Named{"index_key_scale", a.index_key_scale}};
-}
 auto outputs_of(const IndexTopkArgs& a) {
   return std::array{ops::Named{"topk_indices", a.topk_indices},
                     ops::Named{"topk_lengths", a.topk_lengths},
@@ -40,7 +29,7 @@ void check(const IndexTopkArgs& a) {
   ops::check_kept(kName, a.keep_first, a.keep_last, a.topk_indices.shape[1]);
   WINNOW_CHECK(kName, a.workspace_budget >= 0, "workspace_budget must not be negative, got {}",
                a.workspace_budget);
-  ops::check_memory(kName, inputs_of(a), outputs_of(a));
+  ops::check_memory(kName, ops::scorer_inputs(a), outputs_of(a));
 }
 
 // Under a budget that is too small, an implementation asks for the least that it needs.
@@ -57,7 +46,7 @@ std::int64_t bytes_within_budget(const IndexTopkArgs& a) {
 
 void index_topk(const IndexTopkArgs& args, Workspace workspace) {
   check(args);
-  ops::check_data(kName, inputs_of(args), outputs_of(args));
+  ops::check_data(kName, ops::scorer_inputs(args), outputs_of(args));
   ops::validate_ranges(kName, args.starts, args.ends, args.index_key.keys());
   ops::validate_pages(kName, args.index_key, args.starts, args.ends);
   const SteadyThreads steady;  // the budget holds for the threads that run

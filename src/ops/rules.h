@@ -1,6 +1,7 @@
 // Rules on arguments that several operations share. All are checked before anything is written.
 #pragma once
 
+#include <array>
 #include <span>
 
 #include "base/check.h"
@@ -65,6 +66,20 @@ struct ScorerScales {
 void check_scorer(const char* operation, const Tensor& index_query, const KeyView& index_key,
                   const Tensor& index_weights, const Tensor& starts, const Tensor& ends,
                   const ScorerScales& scales);
+
+// The inputs of index_scores and index_topk by their names.
+template <class Args>
+std::array<Named, 9> scorer_inputs(const Args& a) {
+  return {{{"index_query", a.index_query},
+           {"index_key", a.index_key.data},
+           {"block_table", a.index_key.block_table},
+           {"row_request", a.index_key.row_request},
+           {"index_weights", a.index_weights},
+           {"starts", a.starts},
+           {"ends", a.ends},
+           {"index_query_scale", a.index_query_scale},
+           {"index_key_scale", a.index_key_scale}}};
+}
 
 // What is pooled: index_key and gate [keys, index_dim], ape [pool_size, index_dim] with at least one
 // token. `layout` is the text of the first two.
