@@ -2,8 +2,8 @@
 //
 // - Equals select_topk(index_scores(...)) of the same implementation, bit for bit, ids and scores.
 // - Keys stream by once; each row keeps its best candidates so far.
-// - Extra memory is the workspace alone,
-//   which does not grow with the number of keys.
+// - Extra memory is the workspace alone, which is bounded whatever the number of keys (a few keys
+//   take less) and grows with the threads.
 // - Row ranges, order of ids, ties, NaN, -inf and keys that are always kept: as in select_topk.h.
 // - With a workspace_budget, workspace_bytes is at most that, or the call is an error that names the
 //   least that works. The result is the same for every budget.

@@ -1,9 +1,14 @@
 // index_topk on CPUs: the scorer of scorer.h, one TopkStream per row behind it. No score matrix.
 //
-// Tasks: the rows of one ScorerPlan, times spans of the keys where there are too few rows for many
-// threads. The spans of a row are merged in the order of ids; the selection is exact, so any split
-// gives the same answer. Without a budget the split depends on the shape only. Under one, tasks take
+// Tasks: the rows of one ScorerPlan, times spans of the keys that they see, where rows alone are too
+// few tasks for the threads. The spans of a row are merged in the order of ids; the selection is
+// exact, so any split gives the same answer. One thread cuts nothing. Under a budget, tasks take
 // fewer rows, then fewer workers run, then rows are not cut into spans.
+//
+// Balance: threads take tasks as they become free, so a call ends at most one task after the work of
+// the average thread. Hence four tasks per thread, where the parts fit kPartBytes; the first spans
+// of all rows come first and are three times as long as the last, which are 1 / 8 of a thread's work.
+// A cut is not free: a span keeps its own k best, which are merged; hence no more than that.
 //
 // Bound by the scorer: 2 * heads * dim FLOPs per score; a stream costs about one comparison per
 // score, 1 % of that at 64 x 128.
@@ -19,9 +24,10 @@
 namespace winnow::cpu::WINNOW_ISA {
 namespace {
 
-constexpr std::int64_t kTasks = 16;               // wanted at least
-constexpr std::int64_t kLeastSpan = 1024;         // keys
+constexpr std::int64_t kTasksPerThread = 4;       // wanted at least
+constexpr std::int64_t kSpan = 1024;              // keys of a span on average, at least about
 constexpr std::int64_t kStreamBytes = 4ll << 20;  // of all streams of a worker, about
+constexpr std::int64_t kPartBytes = 16ll << 20;   // of the parts of all rows and spans at most
 
 Refusal refuse(const IndexTopkArgs& a) {
   Refusal refusal = refuse_scorer(ScorerInputs::of(a));
@@ -29,6 +35,21 @@ Refusal refuse(const IndexTopkArgs& a) {
     refusal = "topk_indices and topk_scores must have stride 1 on their last axis";
   }
   return refusal;
+}
+
+// Span s of at most `spans` of the keys in `all`: from 3/2 down to 1/2 of the average. Empty after
+// the last.
+RowRange span_of(RowRange all, std::int64_t spans, std::int64_t s) {
+  const std::int64_t n = min64(spans, ceil_div(all.length(), kSpan));
+  auto begin = [&](std::int64_t i) {
+    if (i >= n) return all.end;
+    return all.start + all.length() * i * (3 * n - i) / (2 * n * n) / kPanel * kPanel;
+  };
+  return {begin(s), begin(s + 1)};
+}
+// No span is longer.
+std::int64_t longest_span(std::int64_t keys, std::int64_t spans) {
+  return max64(kSpan, ceil_div(keys, spans)) * 3 / 2 + kPanel;
 }
 
 // Scratch of one worker: the scorer's and the streams of its rows.
@@ -51,14 +72,14 @@ struct Plan {
         rows(a.index_query.shape[0]),
         k(max64(1, min64(a.topk_indices.shape[1], a.index_key.keys()))),
         scorer(in, 1) {
-    lay_out(kStreamBytes, kTasks);
+    lay_out(kStreamBytes, kPartBytes);
     const std::int64_t budget = a.workspace_budget;
     if (budget == 0 || bytes() <= budget) return;
     const std::int64_t share = max64(0, budget - shared_bytes()) / max64(1, workers);
-    lay_out(min64(kStreamBytes, max64(0, share - scorer_bytes())), kTasks);
+    lay_out(min64(kStreamBytes, max64(0, share - scorer_bytes())), kPartBytes);
     employ(budget);
     if (bytes() <= budget) return;
-    lay_out(0, 1);
+    lay_out(0, 0);
     employ(budget);
   }
 
@@ -69,15 +90,35 @@ struct Plan {
   }
   std::int64_t bytes() const { return shared_bytes() + workers * worker_bytes(); }
 
+  Parts parts(Carve& carve) const {
+    return {carve, rows, spans, min64(k, longest_span(in.key.keys(), spans))};
+  }
+  // What rows [first, first + count) see, together.
+  RowRange seen(std::int64_t first, std::int64_t count) const {
+    RowRange all;
+    for (std::int64_t row = first; row < first + count; ++row) {
+      const RowRange one = in.range(row);
+      if (one.length() == 0) continue;
+      if (all.length() == 0) all = one;
+      all = {min64(all.start, one.start), max64(all.end, one.end)};
+    }
+    return all;
+  }
+
  private:
-  // Tasks of as many rows as have their streams in `stream_bytes`, of one at least.
-  void lay_out(std::int64_t stream_bytes, std::int64_t tasks) {
+  // Tasks of as many rows as have their streams in `stream_bytes`, of one at least; of so many spans
+  // that threads have enough of them, if the parts fit `part_bytes`.
+  void lay_out(std::int64_t stream_bytes, std::int64_t part_bytes) {
     const RowChunks chunks =
         row_chunks(ScorerPlan::kMaxRows, TopkStream::array_length(k), DType::kF32, stream_bytes);
     scorer = ScorerPlan(in, chunks.rows);
     row_blocks = ceil_div(rows, scorer.rows);
-    spans = max64(1, tasks / max64(1, row_blocks));
-    workers = min64(row_blocks * spans, num_threads());
+    const std::int64_t threads = num_threads();
+    const std::int64_t tasks = threads > 1 ? kTasksPerThread * threads : 1;
+    spans = ceil_div(tasks, max64(1, row_blocks));
+    spans = min64(spans, ceil_div(in.key.keys(), kSpan));
+    spans = max64(1, min64(spans, part_bytes / max64(1, rows * Parts::bytes_of_one(k))));
+    workers = min64(row_blocks * spans, threads);
   }
   // No more workers than fit.
   void employ(std::int64_t budget) {
@@ -91,7 +132,7 @@ struct Plan {
   }
   std::int64_t shared_bytes() const {
     Carve carve(nullptr);
-    Parts(carve, rows, spans, k);
+    parts(carve);
     return carve.bytes_to_ask();
   }
 };
@@ -102,9 +143,8 @@ void run(const IndexTopkArgs& a, Workspace workspace) {
   const Plan plan(a);
   const ScorerInputs& in = plan.in;
   const std::int64_t own_bytes = plan.worker_bytes();
-  const std::int64_t span = max64(kLeastSpan, ceil_div(in.key.keys(), plan.spans));
   Carve carve(workspace.data);
-  const Parts parts(carve, plan.rows, plan.spans, plan.k);
+  const Parts parts = plan.parts(carve);
   auto* scratch_of_workers = carve.take<unsigned char>(own_bytes * plan.workers);
   auto scratch_of = [&](std::int64_t worker) {
     Carve own(scratch_of_workers + worker * own_bytes);
@@ -117,15 +157,17 @@ void run(const IndexTopkArgs& a, Workspace workspace) {
 
   parallel_lanes(
       plan.row_blocks * plan.spans, plan.workers, [&](std::int64_t task, std::int64_t worker) {
-        const std::int64_t first_row = task / plan.spans * plan.scorer.rows, s = task % plan.spans;
+        const std::int64_t s = task / plan.row_blocks;
+        const std::int64_t first_row = task % plan.row_blocks * plan.scorer.rows;
         const std::int64_t row_count = min64(plan.scorer.rows, plan.rows - first_row);
+        const RowRange span = span_of(plan.seen(first_row, row_count), plan.spans, s);
         const Scratch scratch = scratch_of(worker);
         RowRange visible[ScorerPlan::kMaxRows];
         KeptKeys keep[ScorerPlan::kMaxRows];
         TopkStream stream[ScorerPlan::kMaxRows];
         for (std::int64_t r = 0; r < row_count; ++r) {
           visible[r] = in.range(first_row + r);
-          if (plan.spans > 1) visible[r] = overlap(visible[r], {s * span, (s + 1) * span});
+          if (plan.spans > 1) visible[r] = overlap(visible[r], span);
           keep[r] = kept(first_row + r);
           scratch.streams.start(stream[r], r, a.keep_minus_inf);
         }
@@ -138,7 +180,7 @@ void run(const IndexTopkArgs& a, Workspace workspace) {
                    });
         for (std::int64_t r = 0; r < row_count; ++r) {
           if (plan.spans > 1) {
-            KeptKeys().write(stream[r], parts.part(first_row + r, s));
+            parts.put(first_row + r, s, stream[r]);
           } else {
             keep[r].write(stream[r], output(first_row + r));
           }

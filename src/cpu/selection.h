@@ -114,18 +114,28 @@ struct Parts {
   float* scores;          // [rows][spans][padded k]
   std::int32_t* ids;      // [rows][spans][padded k]
   std::int32_t* lengths;  // [rows][spans]
-  std::int64_t k, spans, length;
+  std::int64_t k, spans;
 
-  Parts(Carve& carve, std::int64_t rows, std::int64_t span_count, std::int64_t stream_k)
-      : k(stream_k), spans(span_count), length((stream_k + 31) / 32 * 32) {
+  // part_k: of a stream's k, as many as a span has keys.
+  Parts(Carve& carve, std::int64_t rows, std::int64_t span_count, std::int64_t part_k)
+      : k(part_k), spans(span_count) {
     const std::int64_t parts = spans > 1 ? rows * spans : 0;
-    scores = carve.take<float>(parts * length);
-    ids = carve.take<std::int32_t>(parts * length);
+    scores = carve.take<float>(parts * padded_k(k));
+    ids = carve.take<std::int32_t>(parts * padded_k(k));
     lengths = carve.take<std::int32_t>(parts);
   }
+  static std::int64_t bytes_of_one(std::int64_t k) { return 8 * padded_k(k) + 4; }
+
   TopkRow part(std::int64_t row, std::int64_t span) const {
     const std::int64_t i = row * spans + span;
-    return {ids + i * length, lengths + i, scores + i * length, k};
+    return {ids + i * padded_k(k), lengths + i, scores + i * padded_k(k), k};
+  }
+  // What the stream of a span has found; nothing is written behind it.
+  void put(std::int64_t row, std::int64_t span, TopkStream& stream) const {
+    const TopkRow p = part(row, span);
+    const std::int64_t count = stream.finish(k);
+    for (std::int64_t i = 0; i < count; ++i) p.put(i, stream.ids()[i], stream.scores()[i]);
+    *p.length = static_cast<std::int32_t>(count);
   }
   void merge(std::int64_t row, TopkStream& stream) const {
     for (std::int64_t s = 0; s < spans; ++s) {
@@ -133,6 +143,9 @@ struct Parts {
       stream.push_listed(p.scores, p.ids, *p.length);
     }
   }
+
+ private:
+  static std::int64_t padded_k(std::int64_t k) { return (k + 31) / 32 * 32; }  // as streams read
 };
 
 }  // namespace winnow::cpu::WINNOW_ISA
