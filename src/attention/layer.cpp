@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "base/numbers.h"
 #include "base/row_range.h"
+#include "ops/values.h"
 #include "winnow/attention_target.h"
 #include "winnow/dense_index_loss.h"
 #include "winnow/index_loss.h"
@@ -100,6 +101,7 @@ void Layer::backward(const Tensor& x, const Rows& rows, const KeyCache& cache,
   a.output = attended_;
   a.lse = lse_;
   a.d_output = d_attended;
+  a.rows_nonempty = rows_nonempty(rows);
   a.d_query = memory.d_query.fit(dtype_, {n, c_.heads, query.shape[2]});
   a.d_key = memory.d_key.fit(dtype_, {n, keys.key.shape[1], query.shape[2]});
   if (!keys.value.empty()) {
@@ -107,6 +109,12 @@ void Layer::backward(const Tensor& x, const Rows& rows, const KeyCache& cache,
   }
   call(sparse_attention_backward, sparse_attention_backward_workspace_bytes, a, memory.scratch);
   projection_->backward(x, rows, a.d_query, a.d_key, a.d_value, d_x, memory);
+}
+
+bool Layer::rows_nonempty(const Rows& rows) const {
+  const Tensor all;
+  return ops::first_empty_row(rows.starts, rows.ends, rows.keys(), sparse_ ? topk_indices_ : all,
+                              sparse_ ? topk_lengths_ : all) == rows.count();
 }
 
 Layer::Keys Layer::keys_of(const KeyCache& cache, std::int64_t keys) const {

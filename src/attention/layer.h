@@ -51,6 +51,11 @@ class Layer {
   void backward(const Tensor& x, const Rows& rows, const KeyCache& cache, const Tensor& d_output,
                 const Tensor& d_x, Memory& memory);
 
+  // Whether each of the rows of the last forward attends to a key: what the backward certifies to
+  // sparse_attention_backward. Read from the selection, where there is one: the ranges cannot prove
+  // it where scores are NaN, or where a selection is reused under other ranges.
+  bool rows_nonempty(const Rows& rows) const;
+
   // int32 [rows, topk], of the last forward in which the indexer selected; empty before.
   const Tensor& selection() const { return topk_indices_; }
 

@@ -86,7 +86,15 @@ void validate_slots(const char* operation, const Tensor& starts, const Tensor& e
 void validate_nonempty(const char* operation, const Tensor& starts, const Tensor& ends,
                        std::int64_t keys, const Tensor& topk_indices, const Tensor& topk_lengths) {
   if (!validation()) return;
-  for (std::int64_t i = 0; i < starts.shape[0]; ++i) {
+  const std::int64_t row = first_empty_row(starts, ends, keys, topk_indices, topk_lengths);
+  WINNOW_CHECK(operation, row == starts.shape[0],
+               "with rows_nonempty every row must have a valid slot, got none in row {}", row);
+}
+
+std::int64_t first_empty_row(const Tensor& starts, const Tensor& ends, std::int64_t keys,
+                             const Tensor& topk_indices, const Tensor& topk_lengths) {
+  const std::int64_t rows = starts.shape[0];
+  for (std::int64_t i = 0; i < rows; ++i) {
     const RowRange range = row_range(starts, ends, i, keys);
     bool found = topk_indices.empty() && range.length() > 0;
     if (!topk_indices.empty()) {
@@ -95,11 +103,9 @@ void validate_nonempty(const char* operation, const Tensor& starts, const Tensor
       for (std::int64_t s = 0; s < length && !found; ++s)
         found = range.contains(id_at(topk_indices, i, s));
     }
-    WINNOW_CHECK(operation, found,
-                 "with rows_nonempty every row must have a valid slot, got none "
-                 "in row {}",
-                 i);
+    if (!found) return i;
   }
+  return rows;
 }
 
 }  // namespace winnow::ops

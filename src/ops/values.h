@@ -1,5 +1,5 @@
 // Rules on the values of integer inputs, checked in validation mode (winnow/validation.h) alone.
-// With the mode off nothing is read and nothing allocated.
+// With the mode off validate_* reads nothing and allocates nothing.
 #pragma once
 
 #include <cstdint>
@@ -30,5 +30,10 @@ void validate_slots(const char* operation, const Tensor& starts, const Tensor& e
 // Rows without a slot that counts, of which the caller said that there are none.
 void validate_nonempty(const char* operation, const Tensor& starts, const Tensor& ends,
                        std::int64_t keys, const Tensor& topk_indices, const Tensor& topk_lengths);
+
+// The first row without a slot that counts (topk_indices and topk_lengths may be left out), or the
+// number of rows. For callers that may certify rows_nonempty; it reads the values in any mode.
+std::int64_t first_empty_row(const Tensor& starts, const Tensor& ends, std::int64_t keys,
+                             const Tensor& topk_indices, const Tensor& topk_lengths);
 
 }  // namespace winnow::ops
