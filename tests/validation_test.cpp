@@ -1,9 +1,10 @@
-// Validation mode: each rule on the values of integer inputs, in every operation that it holds for.
+// Validation mode: each rule on the values of integer inputs and scales, in every operation that it holds for.
 #include "winnow/validation.h"
 
 #include <fmt/format.h>
 
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #include "tests/attention_call.h"
@@ -222,6 +223,99 @@ TEST(Validation, PagesAndRequestsThatAreNotThere) {
                       page));
     }
   }
+}
+
+// index_scores and index_topk in FP8 (a scale per key) or MXFP8 (dim 64: two groups), over pages or
+// in one piece: 3 rows that see [0, 9), [2, 7) and nothing, of 12 keys.
+struct Quantised {
+  bool paged;
+  Array q{DType::kE4M3, {kRows, kHeads, 64}}, k{DType::kE4M3, {12, 64}},
+      w{DType::kF32, {kRows, kHeads}}, scores{DType::kF32, {kRows, 12}},
+      ids{DType::kI32, {kRows, kTopk}}, lengths{DType::kI32, {kRows}};
+  Array table = ints({2, 4}, {3, 1, 2, 0, 2, 1, 3, 0}), request = ints({kRows}, {1, 1, 0});
+  Array starts = ints({kRows}, {0, 2, 5}), ends = ints({kRows}, {9, 7, 5});
+  Array query_scale, key_scale;
+  Scratch scratch;
+
+  Quantised(bool mxfp8, bool in_pages)
+      : paged(in_pages),
+        query_scale(DType::kE8M0, {mxfp8 ? kRows : 0, kHeads, 2}),
+        key_scale(mxfp8 ? DType::kE8M0 : DType::kF32, {12, mxfp8 ? 2 : 1}) {}
+
+  std::vector<std::string> messages() {
+    const bool mxfp8 = key_scale.view().dtype == DType::kE8M0;
+    const Tensor scale = paged ? key_scale.view().reshape({4, 3, mxfp8 ? 2 : 1}) : key_scale.view();
+    const KeyView keys =
+        paged ? KeyView(k.view().reshape({4, 3, 64}), table, request) : KeyView(k.view());
+    IndexScoresArgs a = {q, keys, w, starts, ends, true, scores};
+    IndexTopkArgs b = {q, keys, w, starts, ends, true, ids, lengths, {}};
+    if (mxfp8) a.index_query_scale = b.index_query_scale = query_scale;
+    a.index_key_scale = b.index_key_scale = mxfp8   ? scale
+                                            : paged ? key_scale.view().reshape({4, 3})
+                                                    : key_scale.view().reshape({12});
+    return {error_of([&] { index_scores(a, scratch.get(index_scores_workspace_bytes(a))); }),
+            error_of([&] { index_topk(b, scratch.get(index_topk_workspace_bytes(b))); })};
+  }
+  void expect(const std::string& rule) {
+    const std::vector<std::string> got = messages();
+    for (const std::string& message : got) EXPECT_EQ(rule_of(message), rule);
+    if (rule.empty()) return;
+    EXPECT_EQ(got[0], "[index_scores] " + rule);
+    EXPECT_EQ(got[1], "[index_topk] " + rule);
+  }
+};
+
+TEST(Validation, ScalesOfKeysInFp8) {
+  const ValidationGuard on;
+  for (const bool paged : {false, true}) {
+    // Request 1 has the pages 2, 1, 3; no row sees page 0.
+    const std::int64_t key_4 = 4, unseen = paged ? 0 : 11;
+    Quantised x(false, paged);  // all scales 0
+    x.expect("");
+    float* scale = x.key_scale.as<float>();
+    for (const float bad :
+         {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity(), -0.5f}) {
+      scale[key_4] = bad;
+      x.expect(fmt::format(
+          "index_key_scale must be finite and not negative, got {} for key 4 of row 0", bad));
+      scale[key_4] = 1;
+      scale[unseen] = bad;
+      x.expect("");
+    }
+    // The first row that sees the key, whatever the order of the rows.
+    scale[key_4] = -1;
+    x.ends.as<std::int32_t>()[0] = 3;
+    x.expect("index_key_scale must be finite and not negative, got -1 for key 4 of row 1");
+    x.ends.as<std::int32_t>()[1] = 4;
+    x.expect("");
+  }
+}
+
+TEST(Validation, ScalesOfMxfp8) {
+  const ValidationGuard on;
+  for (const bool paged : {false, true}) {
+    Quantised x(true, paged);
+    x.expect("");
+    auto* key = x.key_scale.as<std::uint8_t>();
+    auto* query = x.query_scale.as<std::uint8_t>();
+    const std::int64_t key_7 = paged ? 3 * 3 + 1 : 7;  // page 3, slot 1
+    key[2 * key_7 + 1] = 254;
+    x.expect("");
+    key[2 * key_7 + 1] = 255;
+    x.expect("index_key_scale must be a power of two, got 255 (NaN) for key 7 group 1 of row 0");
+    key[2 * key_7 + 1] = 0;
+    query[(2 * kHeads + 1) * 2] = 255;  // row 2 sees nothing
+    x.expect("");
+    query[(1 * kHeads + 1) * 2] = 255;
+    x.expect("index_query_scale must be a power of two, got 255 (NaN) in row 1 head 1 group 0");
+  }
+}
+
+// Without the mode a NaN scale is data: its key scores NaN.
+TEST(Validation, OffAScaleIsData) {
+  Quantised x(true, true);
+  std::memset(x.key_scale.as<void>(), 0xff, static_cast<std::size_t>(x.key_scale.bytes()));
+  x.expect("");
 }
 
 TEST(Validation, ACertificateThatIsNotTrue) {

@@ -34,6 +34,8 @@ void index_scores(const IndexScoresArgs& args, Workspace workspace) {
   ops::check_data(kName, ops::scorer_inputs(args), outputs_of(args));
   ops::validate_ranges(kName, args.starts, args.ends, args.index_key.keys());
   ops::validate_pages(kName, args.index_key, args.starts, args.ends);
+  ops::validate_scales(kName, args.index_key, args.index_query_scale, args.index_key_scale,
+                       args.starts, args.ends);
   run_first(kName, kList, args, workspace);
 }
 

@@ -49,6 +49,8 @@ void index_topk(const IndexTopkArgs& args, Workspace workspace) {
   ops::check_data(kName, ops::scorer_inputs(args), outputs_of(args));
   ops::validate_ranges(kName, args.starts, args.ends, args.index_key.keys());
   ops::validate_pages(kName, args.index_key, args.starts, args.ends);
+  ops::validate_scales(kName, args.index_key, args.index_query_scale, args.index_key_scale,
+                       args.starts, args.ends);
   const SteadyThreads steady;  // the budget holds for the threads that run
   if (args.workspace_budget > 0) bytes_within_budget(args);
   run_first(kName, kList, args, workspace);

@@ -1,4 +1,4 @@
-// Rules on the values of integer inputs, checked in validation mode (winnow/validation.h) alone.
+// Rules on the values of integer inputs and scales, checked in validation mode (winnow/validation.h) alone.
 // With the mode off validate_* reads nothing and allocates nothing.
 #pragma once
 
@@ -21,6 +21,11 @@ void validate_ranges(const char* operation, const Tensor& starts, const Tensor& 
 // row's range outside [0, pages).
 void validate_pages(const char* operation, const KeyView& keys, const Tensor& starts,
                     const Tensor& ends);
+
+// Of FP8 and MXFP8, for rows that are not empty and for the keys that they see: scales of queries
+// (may be left out) and keys that are NaN, infinite or negative. 0 is the scale of zeros.
+void validate_scales(const char* operation, const KeyView& keys, const Tensor& query_scale,
+                     const Tensor& key_scale, const Tensor& starts, const Tensor& ends);
 
 // The ranges; topk_lengths (may be left out) outside [0, topk]; in topk_indices (may be left out),
 // up to the row's length, ids that are neither -1 nor in the row's range, and ids that stand twice.
