@@ -138,8 +138,7 @@ void run(const SelectTopkArgs& a, Workspace workspace) {
       const T* scores = a.scores.as<T>() + row * a.scores.strides[0];
       auto put = [&](std::int64_t first, std::int64_t last) {
         for (std::int64_t key = first; key < last; ++key) {
-          const float score = to_float(scores[(key - range.start) * stride]);
-          kept.put(&score, 1, key, output);
+          kept.put(to_float(scores[(key - range.start) * stride]), key, output);
         }
       };
       put(range.start, kept.rest().start);
@@ -168,7 +167,7 @@ void run(const SelectTopkArgs& a, Workspace workspace) {
     });
     if (repaired > 0) __atomic_fetch_add(&repairs, repaired, __ATOMIC_RELAXED);
     if (plan.spans > 1) {
-      KeptKeys().write(stream, parts.part(row, s));
+      parts.put(row, s, stream);
     } else {
       write(row, stream);
     }

@@ -56,12 +56,17 @@ class KeptKeys {
 
   RowRange rest() const { return {range_.start + first_, range_.end - last_}; }
 
+  // Takes a key that is kept.
+  void put(float score, std::int64_t key, const TopkRow& row) const {
+    const bool front = key < range_.start + first_;
+    const std::int64_t slot = front ? key - range_.start : row.topk - (range_.end - key);
+    row.put(slot, score == score ? static_cast<std::int32_t>(key) : -1, score);
+  }
   // Takes those of the keys key, key + 1, ..., with these scores, that are kept.
   void put(const float* scores, std::int64_t n, std::int64_t key, const TopkRow& row) const {
-    for (std::int64_t j = key; j < min64(key + n, range_.start + first_); ++j)
-      put(scores[j - key], j, row, j - range_.start);
-    for (std::int64_t j = max64(key, range_.end - last_); j < min64(key + n, range_.end); ++j)
-      put(scores[j - key], j, row, row.topk - (range_.end - j));
+    for (std::int64_t j = key; j < min64(key + n, rest().start); ++j) put(scores[j - key], j, row);
+    for (std::int64_t j = max64(key, rest().end); j < min64(key + n, range_.end); ++j)
+      put(scores[j - key], j, row);
   }
 
   // The whole row, ids ascending: kept keys, the best of the stream between them.
@@ -83,9 +88,6 @@ class KeptKeys {
   }
 
  private:
-  static void put(float score, std::int64_t key, const TopkRow& row, std::int64_t slot) {
-    row.put(slot, score == score ? static_cast<std::int32_t>(key) : -1, score);
-  }
   RowRange range_;
   std::int64_t first_ = 0, last_ = 0;
 };
