@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "bench/operations.h"
+#include "bench/placement.h"
 #include "bench/pooling.h"
 
 namespace winnow::bench {
@@ -78,12 +79,14 @@ class AppendPoolsCase : public Case {
     restore();
   }
 
-  Explanation explain() const override { return winnow::explain(args_); }
-  std::int64_t workspace_bytes() const override { return append_pools_workspace_bytes(args_); }
+  Explanation explain() const override { return winnow::explain(placed(args_)); }
+  std::int64_t workspace_bytes() const override {
+    return append_pools_workspace_bytes(placed(args_));
+  }
   // The rings are inputs as well: after poisoning they get back what they held.
   void run(Workspace workspace) override {
     if (open_key_.view().elements() > 0 && is_poison(open_key_, 0)) restore();
-    append_pools(args_, workspace);
+    append_pools(placed(args_), workspace);
   }
   std::vector<Tensor> outputs() const override { return {pooled_, open_key_, open_gate_}; }
 

@@ -4,6 +4,7 @@
 #include "bench/loss_bounds.h"
 #include "bench/loss_data.h"
 #include "bench/operations.h"
+#include "bench/placement.h"
 
 namespace winnow::bench {
 namespace {
@@ -18,9 +19,11 @@ class AttentionTargetCase : public Case {
     args_ = {attention_.query, attention_.key, attention_.lse,   lists_.indices,
              lists_.starts,    lists_.ends,    attention_.scale, target_};
   }
-  Explanation explain() const override { return winnow::explain(args_); }
-  std::int64_t workspace_bytes() const override { return attention_target_workspace_bytes(args_); }
-  void run(Workspace workspace) override { attention_target(args_, workspace); }
+  Explanation explain() const override { return winnow::explain(placed(args_)); }
+  std::int64_t workspace_bytes() const override {
+    return attention_target_workspace_bytes(placed(args_));
+  }
+  void run(Workspace workspace) override { attention_target(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return {target_}; }
 
   std::vector<Comparison> compare() override {

@@ -7,6 +7,7 @@
 #include "base/text.h"
 #include "bench/case.h"
 #include "bench/guarded.h"
+#include "bench/placement.h"
 #include "winnow/threads.h"
 
 namespace winnow::bench {
@@ -31,24 +32,38 @@ std::vector<unsigned char> bytes_of(const std::vector<Tensor>& outputs) {
 void run_poisoned(Case& c) {
   for (const Tensor& t : c.outputs()) poison(t);
   const std::int64_t bytes = c.workspace_bytes();
+  if (Placement* placement = Placement::current()) {
+    const FencedMemory workspace(placement->device(), bytes);
+    c.run({workspace.data(), bytes});
+    placement->download();
+    workspace.check();
+    return;
+  }
   const Guarded workspace(DType::kU8, {bytes});
   poison(workspace.view());
   c.run({workspace.view().data, bytes});
 }
 
+// Results must not depend on the threads, nor on the run.
+void run_twice(Case& c, CheckResult* result) {
+  const ThreadsGuard threads;
+  const bool gpu = Placement::current() != nullptr;
+  if (!gpu) set_num_threads(1);
+  run_poisoned(c);
+  const std::vector<unsigned char> first = bytes_of(c.outputs());
+  if (!gpu) set_num_threads(17);
+  run_poisoned(c);
+  if (bytes_of(c.outputs()) != first)
+    result->failure = gpu ? "two runs differ" : "1 and 17 threads differ";
+}
+
 CheckResult check_implementation(const std::string& text, const std::string& implementation) {
   CheckResult result{text, implementation, {}, ""};
-  const ThreadsGuard threads;
   try {
     const Problem problem = Problem::parse(text);
     const PinGuard pin(problem.operation(), implementation);
     const std::unique_ptr<Case> c = find_operation(problem.operation()).make(problem);
-    set_num_threads(1);
-    run_poisoned(*c);
-    const std::vector<unsigned char> alone = bytes_of(c->outputs());
-    set_num_threads(17);
-    run_poisoned(*c);
-    if (bytes_of(c->outputs()) != alone) result.failure = "1 and 17 threads differ";
+    run_twice(*c, &result);
     if (last_implementation(problem.operation()) != implementation) {
       result.failure = "another implementation ran: " + last_implementation(problem.operation());
     }
@@ -66,7 +81,8 @@ CheckResult check_implementation(const std::string& text, const std::string& imp
 
 }  // namespace
 
-std::vector<CheckResult> check_problem(const std::string& text) {
+std::vector<CheckResult> check_problem(const std::string& text, Device device) {
+  const auto placement = place(device);
   const Problem problem = Problem::parse(text);
   std::vector<CheckResult> results;
   for (const Verdict& v : find_operation(problem.operation()).make(problem)->explain().verdicts) {

@@ -5,6 +5,7 @@
 #include "bench/loss_bounds.h"
 #include "bench/loss_data.h"
 #include "bench/operations.h"
+#include "bench/placement.h"
 #include "ref/implementations.h"
 
 namespace winnow::bench {
@@ -40,9 +41,11 @@ class DenseIndexLossCase : public Case {
              d_key_,
              d_weights_};
   }
-  Explanation explain() const override { return winnow::explain(args_); }
-  std::int64_t workspace_bytes() const override { return dense_index_loss_workspace_bytes(args_); }
-  void run(Workspace workspace) override { dense_index_loss(args_, workspace); }
+  Explanation explain() const override { return winnow::explain(placed(args_)); }
+  std::int64_t workspace_bytes() const override {
+    return dense_index_loss_workspace_bytes(placed(args_));
+  }
+  void run(Workspace workspace) override { dense_index_loss(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return {kl_, d_query_, d_key_, d_weights_}; }
 
   std::vector<Comparison> compare() override {

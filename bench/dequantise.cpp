@@ -3,6 +3,7 @@
 
 #include "bench/data.h"
 #include "bench/operations.h"
+#include "bench/placement.h"
 #include "bench/quantised.h"
 #include "ref/implementations.h"
 
@@ -31,9 +32,11 @@ class DequantiseCase : public Case {
     args_ = {data_, scale_, output_};
   }
 
-  Explanation explain() const override { return winnow::explain(args_); }
-  std::int64_t workspace_bytes() const override { return dequantise_workspace_bytes(args_); }
-  void run(Workspace workspace) override { dequantise(args_, workspace); }
+  Explanation explain() const override { return winnow::explain(placed(args_)); }
+  std::int64_t workspace_bytes() const override {
+    return dequantise_workspace_bytes(placed(args_));
+  }
+  void run(Workspace workspace) override { dequantise(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return {output_}; }
 
   std::vector<Comparison> compare() override {

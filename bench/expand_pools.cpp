@@ -4,6 +4,7 @@
 #include "bench/bounds.h"
 #include "bench/data.h"
 #include "bench/operations.h"
+#include "bench/placement.h"
 #include "bench/selection.h"
 #include "ref/implementations.h"
 
@@ -42,9 +43,11 @@ class ExpandPoolsCase : public Case {
     args_ = {pools_, bases_, starts_, ends_, pool_size_, tail, output_.indices, output_.lengths};
   }
 
-  Explanation explain() const override { return winnow::explain(args_); }
-  std::int64_t workspace_bytes() const override { return expand_pools_workspace_bytes(args_); }
-  void run(Workspace workspace) override { expand_pools(args_, workspace); }
+  Explanation explain() const override { return winnow::explain(placed(args_)); }
+  std::int64_t workspace_bytes() const override {
+    return expand_pools_workspace_bytes(placed(args_));
+  }
+  void run(Workspace workspace) override { expand_pools(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return output_.tensors(); }
 
   std::vector<Comparison> compare() override {

@@ -3,6 +3,8 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <map>
+#include <mutex>
 #include <new>
 #include <utility>
 
@@ -23,7 +25,23 @@ void check_sizes(std::span<const std::int64_t> shape) {
   }
 }
 
+// All that live, by the first address past their data.
+std::mutex alive_mutex;
+std::map<const char*, std::int64_t>& alive() {
+  static std::map<const char*, std::int64_t> bytes_by_end;
+  return bytes_by_end;
+}
+
 }  // namespace
+
+Guarded::Memory Guarded::memory_of(const void* address) {
+  const std::scoped_lock lock(alive_mutex);
+  const auto* at = static_cast<const char*>(address);
+  const auto it = alive().upper_bound(at);
+  WINNOW_CHECK("problem", it != alive().end() && it->first - it->second <= at,
+               "a tensor on a device must be a copy of guarded memory, got other memory");
+  return {const_cast<char*>(it->first) - it->second, it->second};
+}
 
 Guarded::Guarded(DType dtype, std::span<const std::int64_t> shape) {
   check_sizes(shape);
@@ -52,10 +70,17 @@ Guarded::Guarded(DType dtype, std::span<const std::int64_t> shape) {
     throw std::bad_alloc();
   }
   view_.data = first + inner - bytes;
+  const std::scoped_lock lock(alive_mutex);
+  if (bytes > 0) alive()[first + inner] = bytes;
 }
 
 Guarded::~Guarded() {
-  if (mapping_ != nullptr) munmap(mapping_, static_cast<std::size_t>(mapped_bytes_));
+  if (mapping_ == nullptr) return;
+  {
+    const std::scoped_lock lock(alive_mutex);
+    alive().erase(view_.as<char>() + view_.elements() * dtype_bytes(view_.dtype));
+  }
+  munmap(mapping_, static_cast<std::size_t>(mapped_bytes_));
 }
 
 Guarded::Guarded(Guarded&& other) noexcept

@@ -20,6 +20,13 @@ class Guarded {
   Guarded(Guarded&& other) noexcept;
   Guarded& operator=(Guarded&& other) noexcept;
 
+  // The whole memory of the Guarded that holds an address; throws where none does.
+  struct Memory {
+    void* data = nullptr;
+    std::int64_t bytes = 0;
+  };
+  static Memory memory_of(const void* address);
+
   const Tensor& view() const { return view_; }
   operator const Tensor&() const { return view_; }  // NOLINT: as base/array.h
 

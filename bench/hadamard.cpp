@@ -8,6 +8,7 @@
 #include "bench/bounds.h"
 #include "bench/data.h"
 #include "bench/operations.h"
+#include "bench/placement.h"
 
 namespace winnow::bench {
 namespace {
@@ -36,9 +37,9 @@ class HadamardCase : public Case {
     fill_gauss(input_, random);
   }
 
-  Explanation explain() const override { return winnow::explain(args_); }
-  std::int64_t workspace_bytes() const override { return hadamard_workspace_bytes(args_); }
-  void run(Workspace workspace) override { hadamard(args_, workspace); }
+  Explanation explain() const override { return winnow::explain(placed(args_)); }
+  std::int64_t workspace_bytes() const override { return hadamard_workspace_bytes(placed(args_)); }
+  void run(Workspace workspace) override { hadamard(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return {output_}; }
 
   std::vector<Comparison> compare() override {

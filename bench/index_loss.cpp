@@ -4,6 +4,7 @@
 #include "bench/loss_bounds.h"
 #include "bench/loss_data.h"
 #include "bench/operations.h"
+#include "bench/placement.h"
 
 namespace winnow::bench {
 namespace {
@@ -35,9 +36,11 @@ class IndexLossCase : public Case {
     }
     args_ = {target_, scores_, lists_.indices, lists_.starts, lists_.ends, 0.75, kl_, d_scores_};
   }
-  Explanation explain() const override { return winnow::explain(args_); }
-  std::int64_t workspace_bytes() const override { return index_loss_workspace_bytes(args_); }
-  void run(Workspace workspace) override { index_loss(args_, workspace); }
+  Explanation explain() const override { return winnow::explain(placed(args_)); }
+  std::int64_t workspace_bytes() const override {
+    return index_loss_workspace_bytes(placed(args_));
+  }
+  void run(Workspace workspace) override { index_loss(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return {kl_, d_scores_}; }
 
   std::vector<Comparison> compare() override {

@@ -6,6 +6,7 @@
 #include "bench/data.h"
 #include "bench/keys.h"
 #include "bench/operations.h"
+#include "bench/placement.h"
 #include "bench/scales.h"
 #include "ref/index_score.h"
 
@@ -36,9 +37,11 @@ class IndexScoresCase : public Case {
         p.flag("relu"), scores_,     scales_.query(), scales_.key(), p.flag("dot_scale") ? 0.3 : 1};
   }
 
-  Explanation explain() const override { return winnow::explain(args_); }
-  std::int64_t workspace_bytes() const override { return index_scores_workspace_bytes(args_); }
-  void run(Workspace workspace) override { index_scores(args_, workspace); }
+  Explanation explain() const override { return winnow::explain(placed(args_)); }
+  std::int64_t workspace_bytes() const override {
+    return index_scores_workspace_bytes(placed(args_));
+  }
+  void run(Workspace workspace) override { index_scores(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return {scores_}; }
 
   std::vector<Comparison> compare() override {

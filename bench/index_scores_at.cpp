@@ -4,6 +4,7 @@
 #include "bench/loss_bounds.h"
 #include "bench/loss_data.h"
 #include "bench/operations.h"
+#include "bench/placement.h"
 
 namespace winnow::bench {
 namespace {
@@ -18,9 +19,11 @@ class IndexScoresAtCase : public Case {
     args_ = {indexer_.query, indexer_.key, indexer_.weights, lists_.indices,
              lists_.starts,  lists_.ends,  p.flag("relu"),   scores_};
   }
-  Explanation explain() const override { return winnow::explain(args_); }
-  std::int64_t workspace_bytes() const override { return index_scores_at_workspace_bytes(args_); }
-  void run(Workspace workspace) override { index_scores_at(args_, workspace); }
+  Explanation explain() const override { return winnow::explain(placed(args_)); }
+  std::int64_t workspace_bytes() const override {
+    return index_scores_at_workspace_bytes(placed(args_));
+  }
+  void run(Workspace workspace) override { index_scores_at(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return {scores_}; }
 
   std::vector<Comparison> compare() override {

@@ -5,6 +5,7 @@
 #include "bench/loss_bounds.h"
 #include "bench/loss_data.h"
 #include "bench/operations.h"
+#include "bench/placement.h"
 #include "ref/implementations.h"
 
 namespace winnow::bench {
@@ -32,11 +33,11 @@ class IndexScoresAtBackwardCase : public Case {
              lists_.starts,  lists_.ends,  p.flag("relu"),   d_scores_,
              d_query_,       d_key_,       d_weights_};
   }
-  Explanation explain() const override { return winnow::explain(args_); }
+  Explanation explain() const override { return winnow::explain(placed(args_)); }
   std::int64_t workspace_bytes() const override {
-    return index_scores_at_backward_workspace_bytes(args_);
+    return index_scores_at_backward_workspace_bytes(placed(args_));
   }
-  void run(Workspace workspace) override { index_scores_at_backward(args_, workspace); }
+  void run(Workspace workspace) override { index_scores_at_backward(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return {d_query_, d_key_, d_weights_}; }
 
   std::vector<Comparison> compare() override {

@@ -10,6 +10,7 @@
 #include "bench/data.h"
 #include "bench/keys.h"
 #include "bench/operations.h"
+#include "bench/placement.h"
 #include "bench/scales.h"
 #include "bench/selection.h"
 #include "ref/implementations.h"
@@ -49,9 +50,11 @@ class IndexTopkCase : public Case {
     args_.workspace_budget = p.number("budget");
   }
 
-  Explanation explain() const override { return winnow::explain(args_); }
-  std::int64_t workspace_bytes() const override { return index_topk_workspace_bytes(args_); }
-  void run(Workspace workspace) override { index_topk(args_, workspace); }
+  Explanation explain() const override { return winnow::explain(placed(args_)); }
+  std::int64_t workspace_bytes() const override {
+    return index_topk_workspace_bytes(placed(args_));
+  }
+  void run(Workspace workspace) override { index_topk(placed(args_), workspace); }
   std::vector<std::pair<std::string, std::int64_t>> counts() const override {
     return {{"repairs", last_selection_statistics().repairs}};
   }

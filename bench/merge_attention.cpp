@@ -8,6 +8,7 @@
 #include "bench/bounds.h"
 #include "bench/data.h"
 #include "bench/operations.h"
+#include "bench/placement.h"
 #include "ref/reader.h"
 
 namespace winnow::bench {
@@ -46,9 +47,11 @@ class MergeAttentionCase : public Case {
     args_ = {part_output_, part_lse_, output_, lse_};
   }
 
-  Explanation explain() const override { return winnow::explain(args_); }
-  std::int64_t workspace_bytes() const override { return merge_attention_workspace_bytes(args_); }
-  void run(Workspace workspace) override { merge_attention(args_, workspace); }
+  Explanation explain() const override { return winnow::explain(placed(args_)); }
+  std::int64_t workspace_bytes() const override {
+    return merge_attention_workspace_bytes(placed(args_));
+  }
+  void run(Workspace workspace) override { merge_attention(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return {output_, lse_}; }
 
   // Bounds. Let d_p = lse_p - m, w_p = exp(d_p) and q_p = w_p / sum w; n parts contribute. Relative

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "bench/operations.h"
+#include "bench/placement.h"
 #include "bench/pooling.h"
 #include "winnow/pools.h"
 
@@ -48,9 +49,9 @@ class PoolKeysCase : public Case {
     args_ = {data_.key, data_.gate, data_.ape, bases_, pool_rounding(p), pooled_};
   }
 
-  Explanation explain() const override { return winnow::explain(args_); }
-  std::int64_t workspace_bytes() const override { return pool_keys_workspace_bytes(args_); }
-  void run(Workspace workspace) override { pool_keys(args_, workspace); }
+  Explanation explain() const override { return winnow::explain(placed(args_)); }
+  std::int64_t workspace_bytes() const override { return pool_keys_workspace_bytes(placed(args_)); }
+  void run(Workspace workspace) override { pool_keys(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return {pooled_}; }
 
   std::vector<Comparison> compare() override {

@@ -6,6 +6,7 @@
 #include "bench/bounds.h"
 #include "bench/data.h"
 #include "bench/operations.h"
+#include "bench/placement.h"
 #include "bench/quantised.h"
 #include "ref/implementations.h"
 
@@ -29,9 +30,9 @@ class QuantiseCase : public Case {
     args_ = {input_, p.flag("power_of_two"), p.flag("floor") ? 1e-4 : 0, data_, scale_};
   }
 
-  Explanation explain() const override { return winnow::explain(args_); }
-  std::int64_t workspace_bytes() const override { return quantise_workspace_bytes(args_); }
-  void run(Workspace workspace) override { quantise(args_, workspace); }
+  Explanation explain() const override { return winnow::explain(placed(args_)); }
+  std::int64_t workspace_bytes() const override { return quantise_workspace_bytes(placed(args_)); }
+  void run(Workspace workspace) override { quantise(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return {data_, scale_}; }
 
   std::vector<Comparison> compare() override {

@@ -9,6 +9,7 @@
 #include "bench/bounds.h"
 #include "bench/data.h"
 #include "bench/operations.h"
+#include "bench/placement.h"
 #include "bench/selection.h"
 #include "ref/implementations.h"
 
@@ -66,9 +67,11 @@ class SelectTopkCase : public Case {
     args_.keep_last = static_cast<std::int32_t>(p.number("keep_last"));
   }
 
-  Explanation explain() const override { return winnow::explain(args_); }
-  std::int64_t workspace_bytes() const override { return select_topk_workspace_bytes(args_); }
-  void run(Workspace workspace) override { select_topk(args_, workspace); }
+  Explanation explain() const override { return winnow::explain(placed(args_)); }
+  std::int64_t workspace_bytes() const override {
+    return select_topk_workspace_bytes(placed(args_));
+  }
+  void run(Workspace workspace) override { select_topk(placed(args_), workspace); }
   std::vector<std::pair<std::string, std::int64_t>> counts() const override {
     return {{"repairs", last_selection_statistics().repairs}};
   }

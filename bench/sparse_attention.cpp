@@ -6,6 +6,7 @@
 #include "bench/attention.h"
 #include "bench/bounds.h"
 #include "bench/operations.h"
+#include "bench/placement.h"
 #include "ref/reader.h"
 
 namespace winnow::bench {
@@ -28,9 +29,11 @@ class SparseAttentionCase : public Case {
              lse_};
   }
 
-  Explanation explain() const override { return winnow::explain(args_); }
-  std::int64_t workspace_bytes() const override { return sparse_attention_workspace_bytes(args_); }
-  void run(Workspace workspace) override { sparse_attention(args_, workspace); }
+  Explanation explain() const override { return winnow::explain(placed(args_)); }
+  std::int64_t workspace_bytes() const override {
+    return sparse_attention_workspace_bytes(placed(args_));
+  }
+  void run(Workspace workspace) override { sparse_attention(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return {output_, lse_}; }
 
   // Bounds. Let w_s = exp(z_s - m), m the largest logit, p_s = w_s / sum w. A common factor of all

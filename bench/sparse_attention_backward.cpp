@@ -8,6 +8,7 @@
 #include "bench/bounds.h"
 #include "bench/data.h"
 #include "bench/operations.h"
+#include "bench/placement.h"
 #include "ref/reader.h"
 #include "winnow/sparse_attention.h"
 
@@ -57,11 +58,11 @@ class SparseAttentionBackwardCase : public Case {
              in_.shared_value ? Tensor{} : d_value_.view()};
   }
 
-  Explanation explain() const override { return winnow::explain(args_); }
+  Explanation explain() const override { return winnow::explain(placed(args_)); }
   std::int64_t workspace_bytes() const override {
-    return sparse_attention_backward_workspace_bytes(args_);
+    return sparse_attention_backward_workspace_bytes(placed(args_));
   }
-  void run(Workspace workspace) override { sparse_attention_backward(args_, workspace); }
+  void run(Workspace workspace) override { sparse_attention_backward(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override {
     if (in_.shared_value) return {d_query_, d_key_};
     return {d_query_, d_key_, d_value_};

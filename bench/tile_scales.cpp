@@ -5,6 +5,7 @@
 
 #include "bench/data.h"
 #include "bench/operations.h"
+#include "bench/placement.h"
 #include "bench/quantised.h"
 #include "ref/implementations.h"
 
@@ -42,9 +43,11 @@ class TileScalesCase : public Case {
     args_ = {scale_, cu_, padded_, tiles_, inverse_};
   }
 
-  Explanation explain() const override { return winnow::explain(args_); }
-  std::int64_t workspace_bytes() const override { return tile_scales_workspace_bytes(args_); }
-  void run(Workspace workspace) override { tile_scales(args_, workspace); }
+  Explanation explain() const override { return winnow::explain(placed(args_)); }
+  std::int64_t workspace_bytes() const override {
+    return tile_scales_workspace_bytes(placed(args_));
+  }
+  void run(Workspace workspace) override { tile_scales(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return {inverse_ ? scale_ : tiles_}; }
 
   std::vector<Comparison> compare() override {

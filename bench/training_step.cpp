@@ -7,8 +7,8 @@
 #include <memory>
 
 #include "base/cpu_features.h"
-#include "base/implementation.h"
 #include "base/numbers.h"
+#include "base/run_first.h"
 #include "bench/bounds.h"
 #include "bench/data.h"
 #include "bench/operations.h"

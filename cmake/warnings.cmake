@@ -8,10 +8,11 @@ elseif(CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND CMAKE_CXX_COMPILER_VERSION MAT
 endif()
 option(WINNOW_WERROR "Warnings are errors" ${tested})
 
-add_compile_options(
+set(warnings
   -Wall -Wextra -Wshadow -Wnon-virtual-dtor -Wold-style-cast -Wcast-qual
   $<$<BOOL:${WINNOW_WERROR}>:-Werror>
   -Wno-psabi            # 32-byte vectors are always inlined
   $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>  # GCC 12 reports std::string + char wrongly
   -ffp-contract=off
 )
+add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:${warnings}>")

@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-#include "base/implementation.h"
+#include "base/run_first.h"
 #include "bench/case.h"
 #include "winnow/log.h"
 
@@ -30,7 +30,7 @@ constexpr const char* kName = "polish";  // an operation that only this test has
 std::string run(int size) {
   char memory[64];
   ran = "nobody";
-  run_first(kName, list, Args{size}, {memory, sizeof memory});
+  run_first(kName, list, Device{}, Args{size}, {memory, sizeof memory});
   return ran;
 }
 
@@ -63,12 +63,12 @@ TEST_F(Implementations, TheFirstThatAcceptsRuns) {
 }
 
 TEST_F(Implementations, AnExplanationHoldsEveryVerdict) {
-  const Explanation e = explain_call(kName, list, Args{17});
+  const Explanation e = explain_call(kName, list, Device{}, Args{17});
   ASSERT_EQ(e.verdicts.size(), 2u);
   EXPECT_EQ(e.verdicts[0].refusal, "size must be a multiple of 8");
   EXPECT_EQ(e.verdicts[1].refusal, "");
   EXPECT_EQ(e.chosen(), "plain");
-  EXPECT_EQ(explain_call(kName, list, Args{-1}).chosen(), "");
+  EXPECT_EQ(explain_call(kName, list, Device{}, Args{-1}).chosen(), "");
 }
 
 TEST_F(Implementations, NobodyAcceptsIsAnErrorWithEveryRefusal) {
@@ -100,12 +100,13 @@ TEST_F(Implementations, APinToNobodyIsAnError) {
 TEST_F(Implementations, ForbiddenUntilAllowed) {
   forbid_implementation(kName, "fast");
   EXPECT_EQ(run(16), "plain");
-  EXPECT_EQ(explain_call(kName, list, Args{16}).verdicts[0].refusal, "it is forbidden for polish");
+  EXPECT_EQ(explain_call(kName, list, Device{}, Args{16}).verdicts[0].refusal,
+            "it is forbidden for polish");
   allow_implementation(kName, "fast");
   EXPECT_EQ(run(16), "fast");
   forbid_implementation("*", "fast");
   EXPECT_EQ(run(16), "plain");
-  EXPECT_EQ(explain_call(kName, list, Args{16}).verdicts[0].refusal,
+  EXPECT_EQ(explain_call(kName, list, Device{}, Args{16}).verdicts[0].refusal,
             "it is forbidden for all operations");
   allow_implementation("*", "fast");
   EXPECT_EQ(run(16), "fast");
@@ -133,12 +134,12 @@ TEST_F(Implementations, EveryReasonIsLoggedOnce) {
 TEST_F(Implementations, TooLittleWorkspaceIsRefusedBeforeTheRun) {
   char memory[64];
   ran = "nobody";
-  EXPECT_EQ(workspace_bytes_of(kName, list, Args{16}), 64);
-  EXPECT_EQ(workspace_bytes_of(kName, list, Args{17}), 0);
-  EXPECT_THROW(run_first(kName, list, Args{16}, {memory, 63}), Error);
-  EXPECT_THROW(run_first(kName, list, Args{16}, {nullptr, 64}), Error);
+  EXPECT_EQ(workspace_bytes_of(kName, list, Device{}, Args{16}), 64);
+  EXPECT_EQ(workspace_bytes_of(kName, list, Device{}, Args{17}), 0);
+  EXPECT_THROW(run_first(kName, list, Device{}, Args{16}, {memory, 63}), Error);
+  EXPECT_THROW(run_first(kName, list, Device{}, Args{16}, {nullptr, 64}), Error);
   EXPECT_STREQ(ran, "nobody");
-  run_first(kName, list, Args{17}, {nullptr, 0});
+  run_first(kName, list, Device{}, Args{17}, {nullptr, 0});
   EXPECT_STREQ(ran, "plain");
 }
 

@@ -158,7 +158,7 @@ TEST(IndexScoresAt, RefusesWrongArgumentsByName) {
   EXPECT_EQ(message([&](IndexScoresAtArgs& a) { a.topk_scores.strides[0] = 0; }),
             "[index_scores_at] topk_scores must not overlap itself, got stride 0 on axis 0");
   EXPECT_EQ(message([&](IndexScoresAtArgs& a) { a.index_key.device.kind = Device::Kind::kCuda; }),
-            "[index_scores_at] index_key must lie in CPU memory, got device cuda:0");
+            "[index_scores_at] index_key must lie on cpu as topk_scores, got cuda:0");
 }
 
 }  // namespace

@@ -4,10 +4,13 @@
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "apps/winnow/commands.h"
 #include "base/array.h"
+#include "base/check.h"
 #include "bench/case.h"
+#include "bench/placement.h"
 #include "ops/machine_speed.h"
 #include "winnow/threads.h"
 
@@ -21,6 +24,7 @@ struct Options {
   std::vector<std::string> words, operations;
   bool json = false, all = false;
   int repeat = 0;
+  Device device;
 };
 
 struct Timing {
@@ -32,17 +36,48 @@ struct Timing {
 // out unless the user names the problem or the pin.
 constexpr double kReferenceFlops = 3e8, kReferenceLimitSeconds = 3;
 
+// The milliseconds of one run, by the clock of the device; the first run brings the data there.
+class Stopwatch {
+ public:
+  explicit Stopwatch(Case& c) : case_(c) {
+    const std::int64_t bytes = c.workspace_bytes();
+    if (bench::Placement* placement = bench::Placement::current()) {
+      device_workspace_ = bench::FencedMemory(placement->device(), bytes);
+      workspace_ = {device_workspace_.data(), bytes};
+      timer_.emplace(placement->device());
+      placement->set_uploads(true);
+      c.run(workspace_);
+      placement->set_uploads(false);
+    } else {
+      host_workspace_ = Array(DType::kU8, {bytes});  // zeroed: its pages are there
+      workspace_ = {host_workspace_.view().data, bytes};
+    }
+  }
+  double once() {
+    if (timer_) {
+      timer_->start({});
+      case_.run(workspace_);
+      return timer_->stop_ms({});
+    }
+    using Clock = std::chrono::steady_clock;
+    const Clock::time_point begin = Clock::now();
+    case_.run(workspace_);
+    return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+  }
+
+ private:
+  Case& case_;
+  Array host_workspace_;
+  bench::FencedMemory device_workspace_;
+  Workspace workspace_;
+  std::optional<DeviceTimer> timer_;
+};
+
 Timing time_case(Case& c, int repeat) {
-  using Clock = std::chrono::steady_clock;
-  const std::int64_t bytes = c.workspace_bytes();
-  const Array workspace(DType::kU8, {bytes});  // zeroed: its pages are there before the clock runs
+  Stopwatch watch(c);
   std::vector<double> ms;
   double total = 0;
-  auto once = [&] {
-    const Clock::time_point begin = Clock::now();
-    c.run({workspace.view().data, bytes});
-    return std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
-  };
+  auto once = [&] { return watch.once(); };
   const double first = once();
   if (first > 1500 && repeat == 0) return {first, first, 1};  // nothing to warm up in a long run
   auto enough = [&] {
@@ -103,7 +138,7 @@ void report(const Options& options, const MachineSpeed& machine, const std::stri
         {"operation", problem.operation()},
         {"problem", text},
         {"implementation", implementation},
-        {"device", "cpu"},
+        {"device", device_text(bench::current_device())},
         {"threads", num_threads()},
         {"ms", timing.median_ms},
         {"best_ms", timing.best_ms},
@@ -130,6 +165,7 @@ void report(const Options& options, const MachineSpeed& machine, const std::stri
 // One problem by whoever would run it, or by everyone who accepts it.
 void bench_problem(const Options& options, const MachineSpeed& machine, const std::string& text,
                    bool named) {
+  const auto placement = bench::place(options.device);
   const Problem problem = Problem::parse(text);
   const std::unique_ptr<Case> c = bench::find_operation(problem.operation()).make(problem);
   const Explanation explanation = c->explain();
@@ -195,6 +231,7 @@ void add_bench(CLI::App& app) {
       ->check(CLI::Range(1, 1'000'000).description(""));
   command->add_flag("--json", options->json, "one JSON object per line instead of a table");
   add_threads_option(*command);
+  add_device_option(*command, &options->device);
   command->footer(
       R"(Columns: ms is the median run. GFLOP/s and GB/s count what the mathematics needs (2 per
 multiply-add; inputs and outputs once), not what the kernel does. floor is the least time this

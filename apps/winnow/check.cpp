@@ -1,5 +1,7 @@
 // winnow check: every implementation of every operation against the double-precision reference,
 // and against golden vectors of other implementations.
+#include "base/check.h"
+
 #include <fmt/format.h>
 
 #include "apps/winnow/commands.h"
@@ -12,6 +14,7 @@ namespace {
 struct Options {
   std::vector<std::string> words;
   std::string golden;
+  Device device;
 };
 
 // One line of the table: an implementation of an operation.
@@ -83,7 +86,12 @@ class Report {
   int passed_ = 0, failed_ = 0;
 };
 
-void check_problems(const std::vector<std::string>& words, Report* report) {
+// " --device cuda:0", for a command that repeats a check; nothing for the CPU.
+std::string device_flag(Device device) {
+  return device.kind == Device::Kind::kCpu ? "" : " --device " + device_text(device);
+}
+
+void check_problems(const std::vector<std::string>& words, Device device, Report* report) {
   std::vector<std::string> problems = bench::split_problems(words);
   for (const std::string& text : problems) bench::Problem::parse(text);  // before anything is run
   if (problems.empty()) {
@@ -92,8 +100,9 @@ void check_problems(const std::vector<std::string>& words, Report* report) {
   }
   for (const std::string& text : problems) {
     const std::string operation = bench::Problem::parse(text).operation();
-    for (const bench::CheckResult& result : bench::check_problem(text))
-      report->add(operation, result, fmt::format("winnow check \"{}\"", text));
+    for (const bench::CheckResult& result : bench::check_problem(text, device))
+      report->add(operation, result,
+                  fmt::format("winnow check{} \"{}\"", device_flag(device), text));
   }
   report->print_table("Problems against the double-precision reference", "problems");
 }
@@ -111,7 +120,7 @@ std::size_t check_golden_directory(const std::string& directory, Report* report)
 
 void run(const Options& options) {
   Report report;
-  check_problems(options.words, &report);
+  check_problems(options.words, options.device, &report);
   const std::size_t skipped =
       options.golden.empty() ? 0 : check_golden_directory(options.golden, &report);
   if (!report.print_end(skipped)) throw Exit{1};
@@ -132,6 +141,7 @@ void add_check(CLI::App& app) {
                    "also compare with the golden vectors of DIR/ops and DIR/kpool; models/ and "
                    "layouts.json are named as skipped")
       ->type_name("DIR");
+  add_device_option(*command, &options->device);
   command->footer(
       R"(Every implementation that accepts a problem runs it with 1 and with 17 threads (the bits must
 agree), into poisoned outputs between guard pages, and is compared with the double-precision

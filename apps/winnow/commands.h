@@ -29,4 +29,7 @@ struct Exit {
 // --threads N; takes effect while the command line is read.
 void add_threads_option(CLI::App& command);
 
+// --device cpu|cuda|cuda:N; `device` lives as long as the command.
+void add_device_option(CLI::App& command, Device* device);
+
 }  // namespace winnow::app

@@ -2,6 +2,7 @@
 // line on standard error. Exit status: 0 well, 1 failed, 2 wrong use, 130 interrupted.
 #include <fmt/format.h>
 
+#include <charconv>
 #include <cstdio>
 #include <exception>
 #include <new>
@@ -23,6 +24,26 @@ void add_threads_option(CLI::App& command) {
           "CPUs)")
       ->type_name("N")
       ->check(CLI::Range(1, 1024).description(""));
+}
+
+void add_device_option(CLI::App& command, Device* device) {
+  command
+      .add_option_function<std::string>(
+          "--device",
+          [device](const std::string& text) {
+            if (text == "cpu") return;
+            int index = 0;
+            const char* rest = text.c_str() + std::min<std::size_t>(5, text.size());
+            const bool good =
+                text == "cuda" || (text.starts_with("cuda:") &&
+                                   std::from_chars(rest, text.c_str() + text.size(), index).ptr ==
+                                       text.c_str() + text.size() &&
+                                   *rest != '\0' && index >= 0);
+            if (!good) throw UsageError("--device must be cpu, cuda or cuda:N, got " + text);
+            *device = {Device::Kind::kCuda, index};
+          },
+          "where the operations run: cpu, cuda or cuda:N (default: cpu)")
+      ->type_name("DEVICE");
 }
 
 namespace {

@@ -3,6 +3,7 @@
 
 #include "apps/winnow/commands.h"
 #include "bench/case.h"
+#include "bench/placement.h"
 
 namespace winnow::app {
 namespace {
@@ -21,7 +22,8 @@ void print_operations() {
       "  winnow why index_scores dtype=f64\n");
 }
 
-void print_verdicts(const std::string& text) {
+void print_verdicts(const std::string& text, Device device) {
+  const auto placement = bench::place(device);
   const bench::Problem problem = bench::Problem::parse(text);
   const std::unique_ptr<bench::Case> c = bench::find_operation(problem.operation()).make(problem);
   const Explanation explanation = c->explain();
@@ -51,6 +53,8 @@ void add_why(CLI::App& app) {
   const auto words = std::make_shared<std::vector<std::string>>();
   command->add_option("PROBLEM", *words, "an operation and name=value pairs; none: lists them all")
       ->type_name("");
+  const auto device = std::make_shared<Device>();
+  add_device_option(*command, device.get());
   command->footer(R"(Examples:
   winnow why                                     the operations, their parameters and defaults
   winnow why index_scores                        a call with the defaults
@@ -62,9 +66,9 @@ void add_why(CLI::App& app) {
   WINNOW_PIN=index_scores=cpu.portable winnow why index_scores
 
 Exit status 1 if nobody accepts the call.)");
-  command->callback([words] {
+  command->callback([words, device] {
     if (words->empty()) print_operations();
-    for (const std::string& text : bench::split_problems(*words)) print_verdicts(text);
+    for (const std::string& text : bench::split_problems(*words)) print_verdicts(text, *device);
   });
 }
 

@@ -11,6 +11,7 @@ enum class Status {
   kUnsupported,      // no implementation accepts the call; the message lists every refusal
   kCorrupt,          // a file does not hold what its format promises
   kIo,               // the system refused: missing file, full disk, read-only folder
+  kDevice,           // a GPU reported an error
   kInterrupted,      // the user asked to stop
 };
 

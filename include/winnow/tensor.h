@@ -54,14 +54,23 @@ struct Tensor {
   Tensor reshape(std::initializer_list<std::int64_t> new_shape) const;
 };
 
-// A contiguous CPU view of `data`.
-Tensor make_tensor(const void* data, DType dtype, std::initializer_list<std::int64_t> shape);
+// A contiguous view of `data`.
+Tensor make_tensor(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+                   Device device = {});
 
-// Scratch memory lent to one call. Its size is asked before with `..._workspace_bytes`; it needs no
-// alignment and no initial content, and nothing in it outlives the call.
+// Where the work of a GPU is queued: a cudaStream_t, or null for the device's default stream.
+struct Stream {
+  void* handle = nullptr;
+};
+
+// Scratch memory lent to one call, on the device of its tensors. Its size is asked before with
+// `..._workspace_bytes`; it needs no alignment and no initial content, and nothing in it outlives the
+// call. On a GPU the call is queued on `stream` and returns at once; the memory is lent in the order of
+// that stream.
 struct Workspace {
   void* data = nullptr;
   std::int64_t bytes = 0;
+  Stream stream{};
 };
 
 }  // namespace winnow

@@ -26,6 +26,10 @@ Span span_of(const Tensor& t) {
 
 }  // namespace
 
+std::string device_text(Device device) {
+  return device.kind == Device::Kind::kCpu ? "cpu" : fmt::format("cuda:{}", device.index);
+}
+
 std::string shape_text(const Tensor& t) {
   if (t.empty()) return "nothing";
   std::string text = fmt::format("{} [", dtype_name(t.dtype));
@@ -33,12 +37,14 @@ std::string shape_text(const Tensor& t) {
   return text + "]";
 }
 
+void check_host(std::string_view operation, const char* name, const Tensor& t) {
+  if (t.device.kind == Device::Kind::kCpu) return;
+  fail(Status::kUnsupported, operation, "{} must lie in CPU memory, got device {}", name,
+       device_text(t.device));
+}
+
 void check_shape(std::string_view operation, const char* name, const Tensor& t,
                  std::initializer_list<std::int64_t> shape, const char* layout) {
-  if (t.device.kind != Device::Kind::kCpu) {
-    fail(Status::kUnsupported, operation, "{} must lie in CPU memory, got device cuda:{}", name,
-         t.device.index);
-  }
   bool ok = t.rank == static_cast<int>(shape.size());
   int axis = 0;
   for (std::int64_t extent : shape) {

@@ -18,6 +18,7 @@ template <class... A>
 }
 
 std::string shape_text(const Tensor& t);  // "f32 [4, 16]"
+std::string device_text(Device device);   // "cpu", "cuda:0"
 
 }  // namespace winnow
 
@@ -28,6 +29,8 @@ std::string shape_text(const Tensor& t);  // "f32 [4, 16]"
 
 namespace winnow {
 
+// Of functions that run on CPUs alone.
+void check_host(std::string_view operation, const char* name, const Tensor& t);
 // Checks rank and extents; `layout` is the text of the rule, such as "[rows, heads, dim_v]".
 void check_shape(std::string_view operation, const char* name, const Tensor& t,
                  std::initializer_list<std::int64_t> shape, const char* layout);

@@ -23,10 +23,10 @@ struct E8M0 {
 };
 inline constexpr float kLargestE4M3 = 448;
 
-inline float to_float(float x) { return x; }
-inline float to_float(double x) { return static_cast<float>(x); }
-inline float to_float(BF16 x) { return std::bit_cast<float>(std::uint32_t{x.bits} << 16); }
-inline float to_float(F16 x) {
+constexpr float to_float(float x) { return x; }
+constexpr float to_float(double x) { return static_cast<float>(x); }
+constexpr float to_float(BF16 x) { return std::bit_cast<float>(std::uint32_t{x.bits} << 16); }
+constexpr float to_float(F16 x) {
   const std::uint32_t sign = std::uint32_t{x.bits & 0x8000u} << 16;
   const std::uint32_t exponent = (x.bits >> 10) & 0x1fu;
   const std::uint32_t fraction = x.bits & 0x3ffu;
@@ -37,7 +37,7 @@ inline float to_float(F16 x) {
   }
   return std::bit_cast<float>(sign | (exponent + 112) << 23 | fraction << 13);
 }
-inline float to_float(E4M3 x) {
+constexpr float to_float(E4M3 x) {
   const std::uint32_t sign = std::uint32_t{x.bits & 0x80u} << 24, magnitude = x.bits & 0x7fu;
   if (magnitude == 0x7f) return std::bit_cast<float>(sign | 0x7fc00000u);
   if (magnitude < 8) {  // zero or subnormal: fraction * 2^-9
@@ -46,18 +46,18 @@ inline float to_float(E4M3 x) {
   }
   return std::bit_cast<float>(sign | ((magnitude << 20) + (120u << 23)));
 }
-inline float to_float(E8M0 x) {
+constexpr float to_float(E8M0 x) {
   if (x.bits == 0xff) return std::bit_cast<float>(0x7fc00000u);
   return std::bit_cast<float>(x.bits == 0 ? 0x00400000u : std::uint32_t{x.bits} << 23);
 }
 
 // Round to nearest even; NaN stays a quiet NaN.
-inline BF16 to_bf16(float x) {
+constexpr BF16 to_bf16(float x) {
   const auto u = std::bit_cast<std::uint32_t>(x);
   if ((u & 0x7fffffffu) > 0x7f800000u) return {static_cast<std::uint16_t>((u >> 16) | 0x40u)};
   return {static_cast<std::uint16_t>((u + 0x7fffu + ((u >> 16) & 1u)) >> 16)};
 }
-inline F16 to_f16(float x) {
+constexpr F16 to_f16(float x) {
   const auto u = std::bit_cast<std::uint32_t>(x);
   const auto sign = static_cast<std::uint16_t>((u >> 16) & 0x8000u);
   const std::uint32_t magnitude = u & 0x7fffffffu;
@@ -74,7 +74,7 @@ inline F16 to_f16(float x) {
 
 // Round to nearest even and saturate: there is no infinity, so whatever exceeds 448 becomes 448,
 // infinities included.
-inline E4M3 to_e4m3(float x) {
+constexpr E4M3 to_e4m3(float x) {
   const auto u = std::bit_cast<std::uint32_t>(x);
   const auto sign = static_cast<std::uint8_t>((u >> 24) & 0x80u);
   const std::uint32_t magnitude = u & 0x7fffffffu;
@@ -90,7 +90,7 @@ inline E4M3 to_e4m3(float x) {
 }
 // The nearest power of two that is not below x, from 2^-127 to 2^127; NaN for NaN, for infinity, for
 // what is larger and for negative numbers.
-inline E8M0 to_e8m0(float x) {
+constexpr E8M0 to_e8m0(float x) {
   const auto u = std::bit_cast<std::uint32_t>(x);
   if (u == 0x80000000u || u <= 0x00400000u) return {0};  // up to 2^-127, and both zeros
   if (u > 0x7f000000u) return {0xff};
@@ -99,7 +99,7 @@ inline E8M0 to_e8m0(float x) {
 
 // To float such that rounding that on to a type of at most 22 significant bits is one rounding: what
 // float cannot hold goes to the neighbour with the odd fraction, never to a tie.
-inline float to_odd_float(double x) {
+constexpr float to_odd_float(double x) {
   const auto nearest = static_cast<float>(x);
   const auto u = std::bit_cast<std::uint32_t>(nearest);
   const double back = nearest;
@@ -110,7 +110,7 @@ inline float to_odd_float(double x) {
 
 // Every conversion is one rounding.
 template <class T>
-inline T from_double(double x) {
+constexpr T from_double(double x) {
   if constexpr (std::is_same_v<T, double>) return x;
   if constexpr (std::is_same_v<T, float>) return static_cast<float>(x);
   if constexpr (std::is_same_v<T, F16>) return to_f16(to_odd_float(x));
@@ -118,21 +118,21 @@ inline T from_double(double x) {
   if constexpr (std::is_same_v<T, E4M3>) return to_e4m3(to_odd_float(x));
 }
 
-inline double to_double(double x) { return x; }
-inline double to_double(float x) { return x; }
-inline double to_double(BF16 x) { return to_float(x); }
-inline double to_double(F16 x) { return to_float(x); }
-inline double to_double(E4M3 x) { return to_float(x); }
-inline double to_double(E8M0 x) { return to_float(x); }
+constexpr double to_double(double x) { return x; }
+constexpr double to_double(float x) { return x; }
+constexpr double to_double(BF16 x) { return to_float(x); }
+constexpr double to_double(F16 x) { return to_float(x); }
+constexpr double to_double(E4M3 x) { return to_float(x); }
+constexpr double to_double(E8M0 x) { return to_float(x); }
 
 // A dtype to compute with. E4M3 and E8M0 mean something only together: data and scale.
-inline bool is_float(DType dtype) {
+constexpr bool is_float(DType dtype) {
   return dtype == DType::kF64 || dtype == DType::kF32 || dtype == DType::kBF16 ||
          dtype == DType::kF16;
 }
 
 // One element of a floating tensor as double, by its address.
-inline double load_double(const void* data, DType dtype, std::int64_t index) {
+constexpr double load_double(const void* data, DType dtype, std::int64_t index) {
   switch (dtype) {
     case DType::kF64: return static_cast<const double*>(data)[index];
     case DType::kF32: return static_cast<const float*>(data)[index];

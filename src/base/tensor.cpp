@@ -89,12 +89,14 @@ Tensor Tensor::reshape(std::initializer_list<std::int64_t> new_shape) const {
   return view;
 }
 
-Tensor make_tensor(const void* data, DType dtype, std::initializer_list<std::int64_t> shape) {
+Tensor make_tensor(const void* data, DType dtype, std::initializer_list<std::int64_t> shape,
+                   Device device) {
   WINNOW_CHECK("tensor", shape.size() <= kMaxRank, "rank must be at most {}, got {}", kMaxRank,
                shape.size());
   Tensor t;
   t.data = const_cast<void*>(data);
   t.dtype = dtype;
+  t.device = device;
   t.rank = static_cast<int>(shape.size());
   int axis = 0;
   for (std::int64_t extent : shape) t.shape[axis++] = extent;

@@ -15,6 +15,7 @@ std::int64_t number(const Tensor& t, std::int64_t row) {
 }
 
 void check_ids(const char* name, const Tensor& ids, std::int64_t rows, std::int64_t topk) {
+  check_host("ids", name, ids);
   check_shape("ids", name, ids, {rows, topk}, "[rows, topk]");
   check_dtype("ids", name, ids, {DType::kI32});
   WINNOW_CHECK("ids", ids.data != nullptr || ids.elements() == 0, "{} must have data, got null",
@@ -42,6 +43,7 @@ void for_each_id(const Tensor& in, const Tensor& out, Convert&& convert) {
 void check_rows(const RequestRows& rows, const Tensor& ids, const Tensor& out) {
   const std::int64_t count = ids.rank > 0 ? ids.shape[0] : 0;
   for (const auto& [name, t] : {std::pair{"base", rows.base}, std::pair{"length", rows.length}}) {
+    check_host("ids", name, t);
     check_shape("ids", name, t, {count}, "[rows]");
     check_dtype("ids", name, t, {DType::kI32});
     WINNOW_CHECK("ids", t.data != nullptr || count == 0, "{} must have data, got null", name);

@@ -54,6 +54,9 @@ void check_apart(const Tensor& c, const char* name, const Tensor& t) {
 }
 
 void check(const MatmulArgs& args) {
+  for (const auto& [name, t] :
+       {std::pair{"a", &args.a}, std::pair{"b", &args.b}, std::pair{"c", &args.c}})
+    check_host(kName, name, *t);
   check_real(kName, "a", args.a);
   check_shape(kName, "a", args.a, {-1, -1}, "[M, K]");
   check_shape(kName, "b", args.b, {args.a.shape[1], -1}, "[K, N]");
@@ -70,13 +73,14 @@ void matmul(const Tensor& a, const Tensor& b, const Tensor& c, bool accumulate) 
   static thread_local Scratch scratch;  // grows to the largest call of this thread
   const MatmulArgs args{a, b, c, accumulate};
   check(args);
-  run_first(kName, kList, args, scratch.get(workspace_bytes_of(kName, kList, args)));
+  run_first(kName, kList, Device{}, args,
+            scratch.get(workspace_bytes_of(kName, kList, Device{}, args)));
 }
 
 Explanation explain_matmul(const Tensor& a, const Tensor& b, const Tensor& c, bool accumulate) {
   const MatmulArgs args{a, b, c, accumulate};
   check(args);
-  return explain_call(kName, kList, args);
+  return explain_call(kName, kList, Device{}, args);
 }
 
 void linear(const Tensor& x, const Tensor& weight, const Tensor& y) {

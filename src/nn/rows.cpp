@@ -6,6 +6,7 @@ namespace winnow::nn {
 
 Tensor as_rows(const char* operation, const char* name, const Tensor& t) {
   WINNOW_CHECK(operation, t.rank >= 1, "{} must be [rows, width], got nothing", name);
+  check_host(operation, name, t);
   check_unit_stride(operation, name, t);
   Tensor rows = t;
   rows.rank = 2;
@@ -53,6 +54,7 @@ Tensor as_rows_like(const char* operation, const char* name, const Tensor& t, co
 
 void check_vector(const char* operation, const char* name, const Tensor& t, std::int64_t extent,
                   const char* layout, DType dtype) {
+  check_host(operation, name, t);
   check_shape(operation, name, t, {extent}, layout);
   check_unit_stride(operation, name, t);
   check_dtype(operation, name, t, {dtype});

@@ -1,10 +1,9 @@
 #include "winnow/append_pools.h"
 
 #include <algorithm>
-#include <array>
 #include <vector>
 
-#include "base/implementation.h"
+#include "base/run_first.h"
 #include "ops/lists.h"
 #include "ops/rules.h"
 #include "winnow/validation.h"
@@ -15,20 +14,6 @@ namespace {
 constexpr char kName[] = "append_pools";
 constexpr const Implementation<AppendPoolsArgs>* kList[] = {
     WINNOW_CPU_IMPLEMENTATIONS(append_pools) & ref::append_pools_implementation};
-
-auto inputs_of(const AppendPoolsArgs& a) {
-  return std::array{ops::Named{"index_key", a.index_key},
-                    ops::Named{"gate", a.gate},
-                    ops::Named{"ape", a.ape},
-                    ops::Named{"cu_seqlens", a.cu_seqlens},
-                    ops::Named{"context", a.context},
-                    ops::Named{"rings", a.rings},
-                    ops::Named{"pool_slots", a.pool_slots}};
-}
-auto outputs_of(const AppendPoolsArgs& a) {
-  return std::array{ops::Named{"open_key", a.open_key}, ops::Named{"open_gate", a.open_gate},
-                    ops::Named{"pooled_key", a.pooled_key}};
-}
 
 // A view that was built for pages of another number of pools would take every slot for another.
 void check_destination(const AppendPoolsArgs& a) {
@@ -63,7 +48,7 @@ void check(const AppendPoolsArgs& a) {
                     {a.open_key.shape[0], pool_size - 1, a.index_key.shape[1]},
                     "[rings, pool_size - 1, index_dim]");
   check_destination(a);
-  ops::check_memory(kName, inputs_of(a), outputs_of(a));
+  ops::check_memory(kName, ops::inputs_of(a), ops::outputs_of(a));
 }
 
 std::int64_t number(const Tensor& t, std::int64_t i) {
@@ -103,19 +88,19 @@ void validate(const AppendPoolsArgs& a) {
 
 void append_pools(const AppendPoolsArgs& args, Workspace workspace) {
   check(args);
-  ops::check_data(kName, inputs_of(args), outputs_of(args));
+  ops::check_data(kName, ops::inputs_of(args), ops::outputs_of(args));
   validate(args);
-  run_first(kName, kList, args, workspace);
+  run_first(kName, kList, ops::device_of(args), args, workspace);
 }
 
 std::int64_t append_pools_workspace_bytes(const AppendPoolsArgs& args) {
   check(args);
-  return workspace_bytes_of(kName, kList, args);
+  return workspace_bytes_of(kName, kList, ops::device_of(args), args);
 }
 
 Explanation explain(const AppendPoolsArgs& args) {
   check(args);
-  return explain_call(kName, kList, args);
+  return explain_call(kName, kList, ops::device_of(args), args);
 }
 
 }  // namespace winnow

@@ -1,9 +1,8 @@
 #include "winnow/dense_index_loss.h"
 
-#include <array>
 #include <cmath>
 
-#include "base/implementation.h"
+#include "base/run_first.h"
 #include "ops/lists.h"
 #include "ops/rules.h"
 #include "ops/values.h"
@@ -14,22 +13,6 @@ namespace {
 constexpr char kName[] = "dense_index_loss";
 constexpr const Implementation<DenseIndexLossArgs>* kList[] = {
     WINNOW_CPU_IMPLEMENTATIONS(dense_index_loss) & ref::dense_index_loss_implementation};
-
-auto inputs_of(const DenseIndexLossArgs& a) {
-  return std::array{ops::Named{"index_query", a.index_query},
-                    ops::Named{"index_key", a.index_key},
-                    ops::Named{"index_weights", a.index_weights},
-                    ops::Named{"query", a.query},
-                    ops::Named{"key", a.key},
-                    ops::Named{"lse", a.lse},
-                    ops::Named{"starts", a.starts},
-                    ops::Named{"ends", a.ends}};
-}
-auto outputs_of(const DenseIndexLossArgs& a) {
-  return std::array{ops::Named{"kl", a.kl}, ops::Named{"d_index_query", a.d_index_query},
-                    ops::Named{"d_index_key", a.d_index_key},
-                    ops::Named{"d_index_weights", a.d_index_weights}};
-}
 
 void check(const DenseIndexLossArgs& a) {
   ops::check_indexer(kName, a.index_query, a.index_key, a.index_weights, a.starts, a.ends);
@@ -44,26 +27,26 @@ void check(const DenseIndexLossArgs& a) {
   ops::check_tensor(kName, "kl", a.kl, wide, {rows}, "[rows]");
   ops::check_indexer_gradients(kName, a.index_query, a.index_key, a.d_index_query, a.d_index_key,
                                a.d_index_weights);
-  ops::check_memory(kName, inputs_of(a), outputs_of(a));
+  ops::check_memory(kName, ops::inputs_of(a), ops::outputs_of(a));
 }
 
 }  // namespace
 
 void dense_index_loss(const DenseIndexLossArgs& args, Workspace workspace) {
   check(args);
-  ops::check_data(kName, inputs_of(args), outputs_of(args));
+  ops::check_data(kName, ops::inputs_of(args), ops::outputs_of(args));
   ops::validate_ranges(kName, args.starts, args.ends, args.index_key.shape[0]);
-  run_first(kName, kList, args, workspace);
+  run_first(kName, kList, ops::device_of(args), args, workspace);
 }
 
 std::int64_t dense_index_loss_workspace_bytes(const DenseIndexLossArgs& args) {
   check(args);
-  return workspace_bytes_of(kName, kList, args);
+  return workspace_bytes_of(kName, kList, ops::device_of(args), args);
 }
 
 Explanation explain(const DenseIndexLossArgs& args) {
   check(args);
-  return explain_call(kName, kList, args);
+  return explain_call(kName, kList, ops::device_of(args), args);
 }
 
 }  // namespace winnow

@@ -1,8 +1,6 @@
 #include "winnow/expand_pools.h"
 
-#include <array>
-
-#include "base/implementation.h"
+#include "base/run_first.h"
 #include "ops/lists.h"
 #include "ops/rules.h"
 #include "ops/values.h"
@@ -14,16 +12,6 @@ namespace {
 constexpr char kName[] = "expand_pools";
 constexpr const Implementation<ExpandPoolsArgs>* kList[] = {
     WINNOW_CPU_IMPLEMENTATIONS(expand_pools) & ref::expand_pools_implementation};
-
-auto inputs_of(const ExpandPoolsArgs& a) {
-  return std::array{ops::Named{"pool_indices", a.pool_indices},
-                    ops::Named{"pool_bases", a.pool_bases}, ops::Named{"starts", a.starts},
-                    ops::Named{"ends", a.ends}};
-}
-auto outputs_of(const ExpandPoolsArgs& a) {
-  return std::array{ops::Named{"topk_indices", a.topk_indices},
-                    ops::Named{"topk_lengths", a.topk_lengths}};
-}
 
 void check(const ExpandPoolsArgs& a) {
   constexpr std::int64_t kMostPool = (std::int64_t{1} << 31) - 1;
@@ -48,7 +36,7 @@ void check(const ExpandPoolsArgs& a) {
                "pool_indices must have topk / pool_size = {} columns, got {}", topk / a.pool_size,
                a.pool_indices.shape[1]);
   ops::check_tensor(kName, "topk_lengths", a.topk_lengths, DType::kI32, {rows}, "[rows]");
-  ops::check_memory(kName, inputs_of(a), outputs_of(a));
+  ops::check_memory(kName, ops::inputs_of(a), ops::outputs_of(a));
 }
 
 // Ranges, and ids that are -1 or pools, ascending, that share no token.
@@ -80,19 +68,19 @@ void validate(const ExpandPoolsArgs& a) {
 
 void expand_pools(const ExpandPoolsArgs& args, Workspace workspace) {
   check(args);
-  ops::check_data(kName, inputs_of(args), outputs_of(args));
+  ops::check_data(kName, ops::inputs_of(args), ops::outputs_of(args));
   validate(args);
-  run_first(kName, kList, args, workspace);
+  run_first(kName, kList, ops::device_of(args), args, workspace);
 }
 
 std::int64_t expand_pools_workspace_bytes(const ExpandPoolsArgs& args) {
   check(args);
-  return workspace_bytes_of(kName, kList, args);
+  return workspace_bytes_of(kName, kList, ops::device_of(args), args);
 }
 
 Explanation explain(const ExpandPoolsArgs& args) {
   check(args);
-  return explain_call(kName, kList, args);
+  return explain_call(kName, kList, ops::device_of(args), args);
 }
 
 }  // namespace winnow

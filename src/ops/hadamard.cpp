@@ -1,10 +1,9 @@
 #include "winnow/hadamard.h"
 
-#include <array>
 #include <bit>
 
-#include "base/implementation.h"
 #include "base/row_offset.h"
+#include "base/run_first.h"
 #include "ops/lists.h"
 #include "ops/rules.h"
 
@@ -14,9 +13,6 @@ namespace {
 constexpr char kName[] = "hadamard";
 constexpr const Implementation<HadamardArgs>* kList[] = {WINNOW_CPU_IMPLEMENTATIONS(hadamard) &
                                                          ref::hadamard_implementation};
-
-auto inputs_of(const HadamardArgs& a) { return std::array{ops::Named{"input", a.input}}; }
-auto outputs_of(const HadamardArgs& a) { return std::array{ops::Named{"output", a.output}}; }
 
 bool in_place(const HadamardArgs& a) {
   return a.input.data == a.output.data && a.input.dtype == a.output.dtype &&
@@ -34,9 +30,9 @@ void check(const HadamardArgs& a) {
   WINNOW_CHECK(kName, dim > 0 && std::has_single_bit(static_cast<std::uint64_t>(dim)),
                "the last axis of input must be a power of two, got {}", dim);
   if (in_place(a)) {
-    ops::check_memory(kName, {}, outputs_of(a));
+    ops::check_memory(kName, {}, ops::outputs_of(a));
   } else {
-    ops::check_memory(kName, inputs_of(a), outputs_of(a));
+    ops::check_memory(kName, ops::inputs_of(a), ops::outputs_of(a));
   }
 }
 
@@ -44,18 +40,18 @@ void check(const HadamardArgs& a) {
 
 void hadamard(const HadamardArgs& args, Workspace workspace) {
   check(args);
-  ops::check_data(kName, inputs_of(args), outputs_of(args));
-  run_first(kName, kList, args, workspace);
+  ops::check_data(kName, ops::inputs_of(args), ops::outputs_of(args));
+  run_first(kName, kList, ops::device_of(args), args, workspace);
 }
 
 std::int64_t hadamard_workspace_bytes(const HadamardArgs& args) {
   check(args);
-  return workspace_bytes_of(kName, kList, args);
+  return workspace_bytes_of(kName, kList, ops::device_of(args), args);
 }
 
 Explanation explain(const HadamardArgs& args) {
   check(args);
-  return explain_call(kName, kList, args);
+  return explain_call(kName, kList, ops::device_of(args), args);
 }
 
 }  // namespace winnow

@@ -1,8 +1,6 @@
 #include "winnow/index_scores_at.h"
 
-#include <array>
-
-#include "base/implementation.h"
+#include "base/run_first.h"
 #include "ops/lists.h"
 #include "ops/rules.h"
 #include "ops/values.h"
@@ -14,44 +12,32 @@ constexpr char kName[] = "index_scores_at";
 constexpr const Implementation<IndexScoresAtArgs>* kList[] = {
     WINNOW_CPU_IMPLEMENTATIONS(index_scores_at) & ref::index_scores_at_implementation};
 
-auto inputs_of(const IndexScoresAtArgs& a) {
-  return std::array{ops::Named{"index_query", a.index_query},
-                    ops::Named{"index_key", a.index_key},
-                    ops::Named{"index_weights", a.index_weights},
-                    ops::Named{"topk_indices", a.topk_indices},
-                    ops::Named{"starts", a.starts},
-                    ops::Named{"ends", a.ends}};
-}
-auto outputs_of(const IndexScoresAtArgs& a) {
-  return std::array{ops::Named{"topk_scores", a.topk_scores}};
-}
-
 void check(const IndexScoresAtArgs& a) {
   ops::check_indexer(kName, a.index_query, a.index_key, a.index_weights, a.starts, a.ends, true);
   const std::int64_t rows = a.index_query.shape[0];
   ops::check_indices(kName, a.topk_indices, rows);
   ops::check_tensor(kName, "topk_scores", a.topk_scores, ops::wide_dtype(a.index_query.dtype),
                     {rows, a.topk_indices.shape[1]}, "[rows, topk]");
-  ops::check_memory(kName, inputs_of(a), outputs_of(a));
+  ops::check_memory(kName, ops::inputs_of(a), ops::outputs_of(a));
 }
 
 }  // namespace
 
 void index_scores_at(const IndexScoresAtArgs& args, Workspace workspace) {
   check(args);
-  ops::check_data(kName, inputs_of(args), outputs_of(args));
+  ops::check_data(kName, ops::inputs_of(args), ops::outputs_of(args));
   ops::validate_slots(kName, args.starts, args.ends, args.index_key.shape[0], args.topk_indices);
-  run_first(kName, kList, args, workspace);
+  run_first(kName, kList, ops::device_of(args), args, workspace);
 }
 
 std::int64_t index_scores_at_workspace_bytes(const IndexScoresAtArgs& args) {
   check(args);
-  return workspace_bytes_of(kName, kList, args);
+  return workspace_bytes_of(kName, kList, ops::device_of(args), args);
 }
 
 Explanation explain(const IndexScoresAtArgs& args) {
   check(args);
-  return explain_call(kName, kList, args);
+  return explain_call(kName, kList, ops::device_of(args), args);
 }
 
 }  // namespace winnow

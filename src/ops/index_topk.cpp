@@ -1,8 +1,6 @@
 #include "winnow/index_topk.h"
 
-#include <array>
-
-#include "base/implementation.h"
+#include "base/run_first.h"
 #include "ops/lists.h"
 #include "ops/rules.h"
 #include "ops/values.h"
@@ -15,12 +13,6 @@ constexpr const Implementation<IndexTopkArgs>* kList[] = {
     WINNOW_AMX_IMPLEMENTATION(index_topk) WINNOW_CPU_IMPLEMENTATIONS(index_topk) &
     ref::index_topk_implementation};
 
-auto outputs_of(const IndexTopkArgs& a) {
-  return std::array{ops::Named{"topk_indices", a.topk_indices},
-                    ops::Named{"topk_lengths", a.topk_lengths},
-                    ops::Named{"topk_scores", a.topk_scores}};
-}
-
 void check(const IndexTopkArgs& a) {
   ops::check_scorer(kName, a.index_query, a.index_key, a.index_weights, a.starts, a.ends,
                     {a.index_query_scale, a.index_key_scale, a.dot_scale});
@@ -29,12 +21,12 @@ void check(const IndexTopkArgs& a) {
   ops::check_kept(kName, a.keep_first, a.keep_last, a.topk_indices.shape[1]);
   WINNOW_CHECK(kName, a.workspace_budget >= 0, "workspace_budget must not be negative, got {}",
                a.workspace_budget);
-  ops::check_memory(kName, ops::scorer_inputs(a), outputs_of(a));
+  ops::check_memory(kName, ops::inputs_of(a), ops::outputs_of(a));
 }
 
 // Under a budget that is too small, an implementation asks for the least that it needs.
 std::int64_t bytes_within_budget(const IndexTopkArgs& a) {
-  const Implementation<IndexTopkArgs>& chosen = first_accepting(kName, kList, a);
+  const Implementation<IndexTopkArgs>& chosen = first_accepting(kName, kList, ops::device_of(a), a);
   const std::int64_t bytes = chosen.workspace_bytes(a);
   WINNOW_CHECK(kName, a.workspace_budget == 0 || bytes <= a.workspace_budget,
                "workspace_budget must be at least {} bytes for {}, got {}", bytes, chosen.name,
@@ -46,14 +38,14 @@ std::int64_t bytes_within_budget(const IndexTopkArgs& a) {
 
 void index_topk(const IndexTopkArgs& args, Workspace workspace) {
   check(args);
-  ops::check_data(kName, ops::scorer_inputs(args), outputs_of(args));
+  ops::check_data(kName, ops::inputs_of(args), ops::outputs_of(args));
   ops::validate_ranges(kName, args.starts, args.ends, args.index_key.keys());
   ops::validate_pages(kName, args.index_key, args.starts, args.ends);
   ops::validate_scales(kName, args.index_key, args.index_query_scale, args.index_key_scale,
                        args.starts, args.ends);
   const SteadyThreads steady;  // the budget holds for the threads that run
   if (args.workspace_budget > 0) bytes_within_budget(args);
-  run_first(kName, kList, args, workspace);
+  run_first(kName, kList, ops::device_of(args), args, workspace);
 }
 
 std::int64_t index_topk_workspace_bytes(const IndexTopkArgs& args) {
@@ -63,7 +55,7 @@ std::int64_t index_topk_workspace_bytes(const IndexTopkArgs& args) {
 
 Explanation explain(const IndexTopkArgs& args) {
   check(args);
-  return explain_call(kName, kList, args);
+  return explain_call(kName, kList, ops::device_of(args), args);
 }
 
 }  // namespace winnow

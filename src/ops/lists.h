@@ -29,6 +29,20 @@
   extern const Implementation<TileScalesArgs> tile_scales_implementation;                         \
   }
 
+// src/cuda: portable kernels of every operation, and in sm90/ those of the hot ones. The declaration
+// of an operation stands here when its kernels do.
+#if defined(WINNOW_CUDA)
+namespace winnow::cuda {
+extern const Implementation<MergeAttentionArgs> merge_attention_implementation;
+}  // namespace winnow::cuda
+namespace winnow::cuda::sm90 {}
+#define WINNOW_CUDA_IMPLEMENTATION(operation) &cuda::operation##_implementation,
+#define WINNOW_SM90_IMPLEMENTATION(operation) &cuda::sm90::operation##_implementation,
+#else
+#define WINNOW_CUDA_IMPLEMENTATION(operation)
+#define WINNOW_SM90_IMPLEMENTATION(operation)
+#endif
+
 WINNOW_DECLARE_CPU(portable)
 #if defined(WINNOW_X86)
 WINNOW_DECLARE_CPU(avx2)

@@ -1,8 +1,6 @@
 #include "winnow/merge_attention.h"
 
-#include <array>
-
-#include "base/implementation.h"
+#include "base/run_first.h"
 #include "ops/lists.h"
 #include "ops/rules.h"
 
@@ -11,14 +9,8 @@ namespace {
 
 constexpr char kName[] = "merge_attention";
 constexpr const Implementation<MergeAttentionArgs>* kList[] = {
-    WINNOW_CPU_IMPLEMENTATIONS(merge_attention) & ref::merge_attention_implementation};
-
-auto inputs_of(const MergeAttentionArgs& a) {
-  return std::array{ops::Named{"part_output", a.part_output}, ops::Named{"part_lse", a.part_lse}};
-}
-auto outputs_of(const MergeAttentionArgs& a) {
-  return std::array{ops::Named{"output", a.output}, ops::Named{"lse", a.lse}};
-}
+    WINNOW_CUDA_IMPLEMENTATION(merge_attention) WINNOW_CPU_IMPLEMENTATIONS(merge_attention) &
+    ref::merge_attention_implementation};
 
 void check(const MergeAttentionArgs& a) {
   check_shape(kName, "part_output", a.part_output, {-1, -1, -1, -1}, "[parts, rows, heads, dim_v]");
@@ -36,25 +28,25 @@ void check(const MergeAttentionArgs& a) {
                     a.output.dtype == DType::kF32 ? DType::kF32 : a.part_output.dtype,
                     {rows, heads, dim_v}, "[rows, heads, dim_v]");
   ops::check_tensor(kName, "lse", a.lse, wide, {rows, heads}, "[rows, heads]");
-  ops::check_memory(kName, inputs_of(a), outputs_of(a));
+  ops::check_memory(kName, ops::inputs_of(a), ops::outputs_of(a));
 }
 
 }  // namespace
 
 void merge_attention(const MergeAttentionArgs& args, Workspace workspace) {
   check(args);
-  ops::check_data(kName, inputs_of(args), outputs_of(args));
-  run_first(kName, kList, args, workspace);
+  ops::check_data(kName, ops::inputs_of(args), ops::outputs_of(args));
+  run_first(kName, kList, ops::device_of(args), args, workspace);
 }
 
 std::int64_t merge_attention_workspace_bytes(const MergeAttentionArgs& args) {
   check(args);
-  return workspace_bytes_of(kName, kList, args);
+  return workspace_bytes_of(kName, kList, ops::device_of(args), args);
 }
 
 Explanation explain(const MergeAttentionArgs& args) {
   check(args);
-  return explain_call(kName, kList, args);
+  return explain_call(kName, kList, ops::device_of(args), args);
 }
 
 }  // namespace winnow

@@ -1,9 +1,8 @@
 #include "winnow/quantise.h"
 
-#include <array>
 #include <cmath>
 
-#include "base/implementation.h"
+#include "base/run_first.h"
 #include "ops/lists.h"
 #include "ops/rules.h"
 
@@ -13,11 +12,6 @@ namespace {
 constexpr char kName[] = "quantise";
 constexpr const Implementation<QuantiseArgs>* kList[] = {WINNOW_CPU_IMPLEMENTATIONS(quantise) &
                                                          ref::quantise_implementation};
-
-auto inputs_of(const QuantiseArgs& a) { return std::array{ops::Named{"input", a.input}}; }
-auto outputs_of(const QuantiseArgs& a) {
-  return std::array{ops::Named{"data", a.data}, ops::Named{"scale", a.scale}};
-}
 
 void check(const QuantiseArgs& a) {
   check_dtype(kName, "input", a.input, {DType::kF32, DType::kBF16, DType::kF16});
@@ -29,25 +23,25 @@ void check(const QuantiseArgs& a) {
                "an e8m0 scale needs power_of_two, got false");
   WINNOW_CHECK(kName, std::isfinite(a.amax_floor) && a.amax_floor >= 0 && a.amax_floor <= 1e30,
                "amax_floor must be from 0 to 1e30, got {}", a.amax_floor);
-  ops::check_memory(kName, inputs_of(a), outputs_of(a));
+  ops::check_memory(kName, ops::inputs_of(a), ops::outputs_of(a));
 }
 
 }  // namespace
 
 void quantise(const QuantiseArgs& args, Workspace workspace) {
   check(args);
-  ops::check_data(kName, inputs_of(args), outputs_of(args));
-  run_first(kName, kList, args, workspace);
+  ops::check_data(kName, ops::inputs_of(args), ops::outputs_of(args));
+  run_first(kName, kList, ops::device_of(args), args, workspace);
 }
 
 std::int64_t quantise_workspace_bytes(const QuantiseArgs& args) {
   check(args);
-  return workspace_bytes_of(kName, kList, args);
+  return workspace_bytes_of(kName, kList, ops::device_of(args), args);
 }
 
 Explanation explain(const QuantiseArgs& args) {
   check(args);
-  return explain_call(kName, kList, args);
+  return explain_call(kName, kList, ops::device_of(args), args);
 }
 
 }  // namespace winnow

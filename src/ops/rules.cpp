@@ -25,6 +25,15 @@ void check_distinct(const char* operation, const char* name, const Tensor& outpu
   }
 }
 
+// All tensors of a call lie where its first output does.
+void check_device(const char* operation, const Named& first, std::span<const Named> tensors) {
+  for (const Named& t : tensors) {
+    WINNOW_CHECK(operation, t.tensor.empty() || t.tensor.device == first.tensor.device,
+                 "{} must lie on {} as {}, got {}", t.name, device_text(first.tensor.device),
+                 first.name, device_text(t.tensor.device));
+  }
+}
+
 void check_not_null(const char* operation, std::span<const Named> tensors) {
   for (const Named& t : tensors) {
     WINNOW_CHECK(operation, t.tensor.data != nullptr || t.tensor.elements() == 0,
@@ -36,6 +45,8 @@ void check_not_null(const char* operation, std::span<const Named> tensors) {
 
 void check_memory(const char* operation, std::span<const Named> inputs,
                   std::span<const Named> outputs) {
+  check_device(operation, outputs[0], inputs);
+  check_device(operation, outputs[0], outputs);
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     const auto& [name, output] = outputs[i];
     check_distinct(operation, name, output);

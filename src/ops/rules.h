@@ -1,11 +1,11 @@
 // Rules on arguments that several operations share. All are checked before anything is written.
 #pragma once
 
-#include <array>
 #include <span>
 
 #include "base/check.h"
 #include "base/numbers.h"
+#include "ops/tensors.h"
 #include "winnow/key_view.h"
 #include "winnow/tensor.h"
 
@@ -14,14 +14,8 @@ namespace winnow::ops {
 // The dtype of accumulation and of float outputs: f64 for f64 inputs, else f32.
 inline DType wide_dtype(DType input) { return input == DType::kF64 ? DType::kF64 : DType::kF32; }
 
-// A tensor of a call by the name of its argument; left out where it is empty.
-struct Named {
-  const char* name;
-  const Tensor& tensor;
-};
-
 // Rules on the memory of a call, when all shapes are checked: what is written overlaps neither
-// itself, nor what is read, nor another tensor that is written. A null pointer shares no memory.
+// itself, nor what is read, nor another tensor that is written, and all lie on one device. A null pointer shares no memory.
 void check_memory(const char* operation, std::span<const Named> inputs,
                   std::span<const Named> outputs);
 
@@ -66,20 +60,6 @@ struct ScorerScales {
 void check_scorer(const char* operation, const Tensor& index_query, const KeyView& index_key,
                   const Tensor& index_weights, const Tensor& starts, const Tensor& ends,
                   const ScorerScales& scales);
-
-// The inputs of index_scores and index_topk by their names.
-template <class Args>
-std::array<Named, 9> scorer_inputs(const Args& a) {
-  return {{{"index_query", a.index_query},
-           {"index_key", a.index_key.data},
-           {"block_table", a.index_key.block_table},
-           {"row_request", a.index_key.row_request},
-           {"index_weights", a.index_weights},
-           {"starts", a.starts},
-           {"ends", a.ends},
-           {"index_query_scale", a.index_query_scale},
-           {"index_key_scale", a.index_key_scale}}};
-}
 
 // What is pooled: index_key and gate [keys, index_dim], ape [pool_size, index_dim] with at least one
 // token. `layout` is the text of the first two.

@@ -1,8 +1,6 @@
 #include "winnow/sparse_attention.h"
 
-#include <array>
-
-#include "base/implementation.h"
+#include "base/run_first.h"
 #include "ops/lists.h"
 #include "ops/rules.h"
 #include "ops/values.h"
@@ -14,21 +12,6 @@ constexpr char kName[] = "sparse_attention";
 constexpr const Implementation<SparseAttentionArgs>* kList[] = {
     WINNOW_CPU_IMPLEMENTATIONS(sparse_attention) & ref::sparse_attention_implementation};
 
-auto inputs_of(const SparseAttentionArgs& a) {
-  return std::array{ops::Named{"query", a.query},
-                    ops::Named{"key", a.key.data},
-                    ops::Named{"block_table", a.key.block_table},
-                    ops::Named{"row_request", a.key.row_request},
-                    ops::Named{"value", a.value},
-                    ops::Named{"topk_indices", a.topk_indices},
-                    ops::Named{"topk_lengths", a.topk_lengths},
-                    ops::Named{"starts", a.starts},
-                    ops::Named{"ends", a.ends}};
-}
-auto outputs_of(const SparseAttentionArgs& a) {
-  return std::array{ops::Named{"output", a.output}, ops::Named{"lse", a.lse}};
-}
-
 void check(const SparseAttentionArgs& a) {
   ops::check_attention(kName, a.query, a.key, a.starts, a.ends, a.softmax_scale);
   const std::int64_t rows = a.query.shape[0], heads = a.query.shape[1];
@@ -39,28 +22,28 @@ void check(const SparseAttentionArgs& a) {
   ops::check_value(kName, a.key, a.value, a.output.shape[2]);
   ops::check_tensor(kName, "lse", a.lse, ops::wide_dtype(a.query.dtype), {rows, heads},
                     "[rows, heads]");
-  ops::check_memory(kName, inputs_of(a), outputs_of(a));
+  ops::check_memory(kName, ops::inputs_of(a), ops::outputs_of(a));
 }
 
 }  // namespace
 
 void sparse_attention(const SparseAttentionArgs& args, Workspace workspace) {
   check(args);
-  ops::check_data(kName, inputs_of(args), outputs_of(args));
+  ops::check_data(kName, ops::inputs_of(args), ops::outputs_of(args));
   ops::validate_slots(kName, args.starts, args.ends, args.key.keys(), args.topk_indices,
                       args.topk_lengths);
   ops::validate_pages(kName, args.key, args.starts, args.ends);
-  run_first(kName, kList, args, workspace);
+  run_first(kName, kList, ops::device_of(args), args, workspace);
 }
 
 std::int64_t sparse_attention_workspace_bytes(const SparseAttentionArgs& args) {
   check(args);
-  return workspace_bytes_of(kName, kList, args);
+  return workspace_bytes_of(kName, kList, ops::device_of(args), args);
 }
 
 Explanation explain(const SparseAttentionArgs& args) {
   check(args);
-  return explain_call(kName, kList, args);
+  return explain_call(kName, kList, ops::device_of(args), args);
 }
 
 }  // namespace winnow

@@ -1,8 +1,6 @@
 #include "winnow/sparse_attention_backward.h"
 
-#include <array>
-
-#include "base/implementation.h"
+#include "base/run_first.h"
 #include "ops/lists.h"
 #include "ops/rules.h"
 #include "ops/values.h"
@@ -14,23 +12,6 @@ constexpr char kName[] = "sparse_attention_backward";
 constexpr const Implementation<SparseAttentionBackwardArgs>* kList[] = {
     WINNOW_CPU_IMPLEMENTATIONS(sparse_attention_backward) &
     ref::sparse_attention_backward_implementation};
-
-auto inputs_of(const SparseAttentionBackwardArgs& a) {
-  return std::array{ops::Named{"query", a.query},
-                    ops::Named{"key", a.key},
-                    ops::Named{"value", a.value},
-                    ops::Named{"topk_indices", a.topk_indices},
-                    ops::Named{"topk_lengths", a.topk_lengths},
-                    ops::Named{"starts", a.starts},
-                    ops::Named{"ends", a.ends},
-                    ops::Named{"output", a.output},
-                    ops::Named{"lse", a.lse},
-                    ops::Named{"d_output", a.d_output}};
-}
-auto outputs_of(const SparseAttentionBackwardArgs& a) {
-  return std::array{ops::Named{"d_query", a.d_query}, ops::Named{"d_key", a.d_key},
-                    ops::Named{"d_value", a.d_value}};
-}
 
 void check(const SparseAttentionBackwardArgs& a) {
   ops::check_attention(kName, a.query, a.key, a.starts, a.ends, a.softmax_scale);
@@ -59,31 +40,31 @@ void check(const SparseAttentionBackwardArgs& a) {
     ops::check_tensor(kName, "d_value", a.d_value, wide, {keys, kv_heads, dim_v},
                       "[keys, kv_heads, dim_v]");
   }
-  ops::check_memory(kName, inputs_of(a), outputs_of(a));
+  ops::check_memory(kName, ops::inputs_of(a), ops::outputs_of(a));
 }
 
 }  // namespace
 
 void sparse_attention_backward(const SparseAttentionBackwardArgs& args, Workspace workspace) {
   check(args);
-  ops::check_data(kName, inputs_of(args), outputs_of(args));
+  ops::check_data(kName, ops::inputs_of(args), ops::outputs_of(args));
   ops::validate_slots(kName, args.starts, args.ends, args.key.shape[0], args.topk_indices,
                       args.topk_lengths);
   if (args.rows_nonempty) {
     ops::validate_nonempty(kName, args.starts, args.ends, args.key.shape[0], args.topk_indices,
                            args.topk_lengths);
   }
-  run_first(kName, kList, args, workspace);
+  run_first(kName, kList, ops::device_of(args), args, workspace);
 }
 
 std::int64_t sparse_attention_backward_workspace_bytes(const SparseAttentionBackwardArgs& args) {
   check(args);
-  return workspace_bytes_of(kName, kList, args);
+  return workspace_bytes_of(kName, kList, ops::device_of(args), args);
 }
 
 Explanation explain(const SparseAttentionBackwardArgs& args) {
   check(args);
-  return explain_call(kName, kList, args);
+  return explain_call(kName, kList, ops::device_of(args), args);
 }
 
 }  // namespace winnow

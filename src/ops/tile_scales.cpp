@@ -1,8 +1,6 @@
 #include "winnow/tile_scales.h"
 
-#include <array>
-
-#include "base/implementation.h"
+#include "base/run_first.h"
 #include "ops/lists.h"
 #include "ops/rules.h"
 
@@ -12,15 +10,6 @@ namespace {
 constexpr char kName[] = "tile_scales";
 constexpr const Implementation<TileScalesArgs>* kList[] = {WINNOW_CPU_IMPLEMENTATIONS(tile_scales) &
                                                            ref::tile_scales_implementation};
-
-auto inputs_of(const TileScalesArgs& a) {
-  return std::array{a.inverse ? ops::Named{"tiles", a.tiles} : ops::Named{"scale", a.scale},
-                    ops::Named{"cu_seqlens", a.cu_seqlens},
-                    ops::Named{"padded_cu_seqlens", a.padded_cu_seqlens}};
-}
-auto outputs_of(const TileScalesArgs& a) {
-  return std::array{a.inverse ? ops::Named{"scale", a.scale} : ops::Named{"tiles", a.tiles}};
-}
 
 void check(const TileScalesArgs& a) {
   check_shape(kName, "scale", a.scale, {-1, -1, -1}, "[tokens, heads, groups]");
@@ -37,25 +26,25 @@ void check(const TileScalesArgs& a) {
                     "[rows / 128, ceil(groups / 4), 512]");
   WINNOW_CHECK(kName, a.tiles.contiguous(), "tiles must be contiguous, got stride {} on axis 0",
                a.tiles.strides[0]);
-  ops::check_memory(kName, inputs_of(a), outputs_of(a));
+  ops::check_memory(kName, ops::inputs_of(a), ops::outputs_of(a));
 }
 
 }  // namespace
 
 void tile_scales(const TileScalesArgs& args, Workspace workspace) {
   check(args);
-  ops::check_data(kName, inputs_of(args), outputs_of(args));
-  run_first(kName, kList, args, workspace);
+  ops::check_data(kName, ops::inputs_of(args), ops::outputs_of(args));
+  run_first(kName, kList, ops::device_of(args), args, workspace);
 }
 
 std::int64_t tile_scales_workspace_bytes(const TileScalesArgs& args) {
   check(args);
-  return workspace_bytes_of(kName, kList, args);
+  return workspace_bytes_of(kName, kList, ops::device_of(args), args);
 }
 
 Explanation explain(const TileScalesArgs& args) {
   check(args);
-  return explain_call(kName, kList, args);
+  return explain_call(kName, kList, ops::device_of(args), args);
 }
 
 }  // namespace winnow

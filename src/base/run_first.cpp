@@ -1,4 +1,4 @@
-#include "base/implementation.h"
+#include "base/run_first.h"
 
 #include <array>
 #include <cstdlib>
