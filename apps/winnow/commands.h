@@ -5,6 +5,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "winnow/tensor.h"
+
 namespace winnow::app {
 
 void add_info(CLI::App& app);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/run_first.h"
 #include "cpu/matmul.h"
 #include "nn/rows.h"
 #include "ops/lists.h"
