@@ -70,8 +70,7 @@ Args placed(const Args& args) {
   Args there = args;
   auto move = [&](const auto& tensors) {
     // The list refers to the members of `there`, which are ours to change.
-    for (const ops::Named& t : tensors)
-      const_cast<Tensor&>(t.tensor) = placement->twin(t.tensor);
+    for (const ops::Named& t : tensors) const_cast<Tensor&>(t.tensor) = placement->twin(t.tensor);
   };
   move(ops::inputs_of(there));
   move(ops::outputs_of(there));

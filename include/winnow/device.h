@@ -10,9 +10,9 @@
 namespace winnow {
 
 struct CudaDevice {
-  std::string name;            // "NVIDIA H200"
-  int major = 0, minor = 0;    // compute capability
-  int processors = 0;          // streaming multiprocessors
+  std::string name;          // "NVIDIA H200"
+  int major = 0, minor = 0;  // compute capability
+  int processors = 0;        // streaming multiprocessors
   std::int64_t memory_bytes = 0;
 };
 

@@ -2,8 +2,9 @@
 //
 // Without it a call reads no value before it runs: ranges are clamped to the key space, ids outside
 // a row's range are ignored, an id that stands twice counts twice, and a NaN scale makes its key's
-// scores NaN. With it the same inputs are an error, after the checks of the arguments and before the first write: "[operation] rule, row
-// and value". For debugging; the checks cost time and memory on every call.
+// scores NaN. With it the same inputs are an error, after the checks of the arguments and before the
+// first write: "[operation] rule, row and value". For debugging; the checks cost time and memory on
+// every call. Values on a GPU are not checked: reading them would wait for it.
 //
 // - starts and ends: no negative length; a row that is not empty lies within the key space.
 // - row_request and block_table: of a row that is not empty, a request, and pages for its range.

@@ -123,9 +123,9 @@ DeviceTimer::~DeviceTimer() {
 }
 void DeviceTimer::start(Stream stream) {
   const DeviceScope scope(device_);
-  check_cuda(cudaEventRecord(static_cast<cudaEvent_t>(first_),
-                             static_cast<cudaStream_t>(stream.handle)),
-             "record an event");
+  check_cuda(
+      cudaEventRecord(static_cast<cudaEvent_t>(first_), static_cast<cudaStream_t>(stream.handle)),
+      "record an event");
 }
 double DeviceTimer::stop_ms(Stream stream) {
   const DeviceScope scope(device_);

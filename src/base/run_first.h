@@ -72,8 +72,8 @@ std::int64_t workspace_bytes_of(const char* operation, const Implementation<Args
 
 // Runs the first that accepts. Arguments must have been checked before.
 template <class Args, std::size_t N>
-void run_first(const char* operation, const Implementation<Args>* const (&list)[N],
-               Device device, const Args& args, Workspace workspace) {
+void run_first(const char* operation, const Implementation<Args>* const (&list)[N], Device device,
+               const Args& args, Workspace workspace) {
   const Implementation<Args>& chosen = first_accepting(operation, list, device, args);
   const SteadyThreads steady;  // what is asked for here is what run lays out
   const std::int64_t need = chosen.workspace_bytes(args);

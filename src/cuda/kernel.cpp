@@ -22,9 +22,7 @@ void check(const char* operation, cudaError_t error, const char* action) {
   fail(Status::kDevice, operation, "cannot {}: {}", action, cudaGetErrorString(error));
 }
 
-int processors() {
-  return cuda_devices()[static_cast<std::size_t>(current_device())].processors;
-}
+int processors() { return cuda_devices()[static_cast<std::size_t>(current_device())].processors; }
 
 AnyKernel::AnyKernel(const void* function, std::int64_t most_shared_bytes, bool large_cluster)
     : function_(function),

@@ -44,7 +44,7 @@ class AnyKernel {
  private:
   const void* function_;
   std::int64_t most_shared_bytes_;
-  bool large_cluster_;  // more than 8 blocks
+  bool large_cluster_;                              // more than 8 blocks
   mutable std::atomic<std::uint64_t> prepared_{0};  // a bit per device
   const AnyKernel* next_;
 };

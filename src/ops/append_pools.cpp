@@ -6,7 +6,7 @@
 #include "base/run_first.h"
 #include "ops/lists.h"
 #include "ops/rules.h"
-#include "winnow/validation.h"
+#include "ops/values.h"
 
 namespace winnow {
 namespace {
@@ -63,7 +63,7 @@ void validate_once(std::vector<std::int64_t>* ids, const char* rule) {
 
 // Requests whose tokens follow each other, with rings of their own; pools with slots of their own.
 void validate(const AppendPoolsArgs& a) {
-  if (!validation()) return;
+  if (!ops::validates(a.context)) return;
   const std::int64_t pool_size = a.ape.shape[0], tokens = a.index_key.shape[0];
   std::vector<std::int64_t> rings, slots;
   for (std::int64_t r = 0; r < a.context.shape[0]; ++r) {

@@ -4,7 +4,6 @@
 #include "ops/lists.h"
 #include "ops/rules.h"
 #include "ops/values.h"
-#include "winnow/validation.h"
 
 namespace winnow {
 namespace {
@@ -41,7 +40,7 @@ void check(const ExpandPoolsArgs& a) {
 
 // Ranges, and ids that are -1 or pools, ascending, that share no token.
 void validate(const ExpandPoolsArgs& a) {
-  if (!validation()) return;
+  if (!ops::validates(a.starts)) return;
   ops::validate_ranges(kName, a.starts, a.ends, ops::kAnyKey);
   const Tensor &ids = a.pool_indices, &bases = a.pool_bases;
   const std::int64_t pools = bases.empty() ? ops::kAnyKey / a.pool_size : bases.shape[0];

@@ -46,13 +46,10 @@ std::array<Named, 9> scorer_inputs(const Args& a) {
 }
 
 inline auto inputs_of(const AppendPoolsArgs& a) {
-  return std::array{Named{"index_key", a.index_key},
-                    Named{"gate", a.gate},
-                    Named{"ape", a.ape},
-                    Named{"cu_seqlens", a.cu_seqlens},
-                    Named{"context", a.context},
-                    Named{"rings", a.rings},
-                    Named{"pool_slots", a.pool_slots}};
+  return std::array{
+      Named{"index_key", a.index_key},   Named{"gate", a.gate},       Named{"ape", a.ape},
+      Named{"cu_seqlens", a.cu_seqlens}, Named{"context", a.context}, Named{"rings", a.rings},
+      Named{"pool_slots", a.pool_slots}};
 }
 inline auto outputs_of(const AppendPoolsArgs& a) {
   return std::array{Named{"open_key", a.open_key}, Named{"open_gate", a.open_gate},
@@ -90,13 +87,11 @@ inline auto inputs_of(const DequantiseArgs& a) {
 inline auto outputs_of(const DequantiseArgs& a) { return std::array{Named{"output", a.output}}; }
 
 inline auto inputs_of(const ExpandPoolsArgs& a) {
-  return std::array{Named{"pool_indices", a.pool_indices},
-                    Named{"pool_bases", a.pool_bases}, Named{"starts", a.starts},
-                    Named{"ends", a.ends}};
+  return std::array{Named{"pool_indices", a.pool_indices}, Named{"pool_bases", a.pool_bases},
+                    Named{"starts", a.starts}, Named{"ends", a.ends}};
 }
 inline auto outputs_of(const ExpandPoolsArgs& a) {
-  return std::array{Named{"topk_indices", a.topk_indices},
-                    Named{"topk_lengths", a.topk_lengths}};
+  return std::array{Named{"topk_indices", a.topk_indices}, Named{"topk_lengths", a.topk_lengths}};
 }
 
 inline auto inputs_of(const HadamardArgs& a) { return std::array{Named{"input", a.input}}; }
@@ -104,9 +99,8 @@ inline auto outputs_of(const HadamardArgs& a) { return std::array{Named{"output"
 
 inline auto inputs_of(const IndexLossArgs& a) {
   return std::array{Named{"attention_target", a.attention_target},
-                    Named{"topk_scores", a.topk_scores},
-                    Named{"topk_indices", a.topk_indices}, Named{"starts", a.starts},
-                    Named{"ends", a.ends}};
+                    Named{"topk_scores", a.topk_scores}, Named{"topk_indices", a.topk_indices},
+                    Named{"starts", a.starts}, Named{"ends", a.ends}};
 }
 inline auto outputs_of(const IndexLossArgs& a) {
   return std::array{Named{"kl", a.kl}, Named{"d_scores", a.d_scores}};
@@ -139,15 +133,13 @@ inline auto inputs_of(const IndexScoresAtBackwardArgs& a) {
                     Named{"d_scores", a.d_scores}};
 }
 inline auto outputs_of(const IndexScoresAtBackwardArgs& a) {
-  return std::array{Named{"d_index_query", a.d_index_query},
-                    Named{"d_index_key", a.d_index_key},
+  return std::array{Named{"d_index_query", a.d_index_query}, Named{"d_index_key", a.d_index_key},
                     Named{"d_index_weights", a.d_index_weights}};
 }
 
 inline auto inputs_of(const IndexTopkArgs& a) { return scorer_inputs(a); }
 inline auto outputs_of(const IndexTopkArgs& a) {
-  return std::array{Named{"topk_indices", a.topk_indices},
-                    Named{"topk_lengths", a.topk_lengths},
+  return std::array{Named{"topk_indices", a.topk_indices}, Named{"topk_lengths", a.topk_lengths},
                     Named{"topk_scores", a.topk_scores}};
 }
 
@@ -159,8 +151,8 @@ inline auto outputs_of(const MergeAttentionArgs& a) {
 }
 
 inline auto inputs_of(const PoolKeysArgs& a) {
-  return std::array{Named{"index_key", a.index_key}, Named{"gate", a.gate},
-                    Named{"ape", a.ape}, Named{"pool_bases", a.pool_bases}};
+  return std::array{Named{"index_key", a.index_key}, Named{"gate", a.gate}, Named{"ape", a.ape},
+                    Named{"pool_bases", a.pool_bases}};
 }
 inline auto outputs_of(const PoolKeysArgs& a) {
   return std::array{Named{"pooled_key", a.pooled_key}};
@@ -172,12 +164,10 @@ inline auto outputs_of(const QuantiseArgs& a) {
 }
 
 inline auto inputs_of(const SelectTopkArgs& a) {
-  return std::array{Named{"scores", a.scores}, Named{"starts", a.starts},
-                    Named{"ends", a.ends}};
+  return std::array{Named{"scores", a.scores}, Named{"starts", a.starts}, Named{"ends", a.ends}};
 }
 inline auto outputs_of(const SelectTopkArgs& a) {
-  return std::array{Named{"topk_indices", a.topk_indices},
-                    Named{"topk_lengths", a.topk_lengths},
+  return std::array{Named{"topk_indices", a.topk_indices}, Named{"topk_lengths", a.topk_lengths},
                     Named{"topk_scores", a.topk_scores}};
 }
 

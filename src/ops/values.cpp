@@ -9,7 +9,6 @@
 #include "base/numbers.h"
 #include "base/row_range.h"
 #include "ref/key_place.h"
-#include "winnow/validation.h"
 
 namespace winnow::ops {
 namespace {
@@ -52,7 +51,7 @@ void validate_key_scale(const char* operation, const KeyView& keys, const Tensor
 
 void validate_ranges(const char* operation, const Tensor& starts, const Tensor& ends,
                      std::int64_t keys) {
-  if (!validation()) return;
+  if (!validates(starts)) return;
   for (std::int64_t i = 0; i < starts.shape[0]; ++i) {
     const std::int32_t start = int_at(starts, i), end = int_at(ends, i);
     WINNOW_CHECK(operation, end >= start, "ends must not be below starts, got {} and {} in row {}",
@@ -65,7 +64,7 @@ void validate_ranges(const char* operation, const Tensor& starts, const Tensor& 
 
 void validate_pages(const char* operation, const KeyView& keys, const Tensor& starts,
                     const Tensor& ends) {
-  if (!validation() || !keys.paged()) return;
+  if (!validates(starts) || !keys.paged()) return;
   for (std::int64_t i = 0; i < starts.shape[0]; ++i) {
     const RowRange range = row_range(starts, ends, i, keys.keys());
     if (range.length() == 0) continue;
@@ -84,7 +83,7 @@ void validate_pages(const char* operation, const KeyView& keys, const Tensor& st
 
 void validate_scales(const char* operation, const KeyView& keys, const Tensor& query_scale,
                      const Tensor& key_scale, const Tensor& starts, const Tensor& ends) {
-  if (!validation() || key_scale.empty()) return;
+  if (!validates(starts) || key_scale.empty()) return;
   std::vector<std::int64_t> rows;  // those that see keys
   for (std::int64_t i = 0; i < starts.shape[0]; ++i)
     if (row_range(starts, ends, i, keys.keys()).length() > 0) rows.push_back(i);
@@ -116,7 +115,7 @@ void validate_scales(const char* operation, const KeyView& keys, const Tensor& q
 
 void validate_slots(const char* operation, const Tensor& starts, const Tensor& ends,
                     std::int64_t keys, const Tensor& topk_indices, const Tensor& topk_lengths) {
-  if (!validation()) return;
+  if (!validates(starts)) return;
   validate_ranges(operation, starts, ends, keys);
   if (topk_indices.empty()) return;
   const std::int64_t topk = topk_indices.shape[1];
@@ -148,7 +147,7 @@ void validate_slots(const char* operation, const Tensor& starts, const Tensor& e
 
 void validate_nonempty(const char* operation, const Tensor& starts, const Tensor& ends,
                        std::int64_t keys, const Tensor& topk_indices, const Tensor& topk_lengths) {
-  if (!validation()) return;
+  if (!validates(starts)) return;
   const std::int64_t row = first_empty_row(starts, ends, keys, topk_indices, topk_lengths);
   WINNOW_CHECK(operation, row == starts.shape[0],
                "with rows_nonempty every row must have a valid slot, got none in row {}", row);

@@ -7,8 +7,14 @@
 
 #include "winnow/key_view.h"
 #include "winnow/tensor.h"
+#include "winnow/validation.h"
 
 namespace winnow::ops {
+
+// Whether the values of a tensor are to be checked. Those on a GPU are not: reading them would wait.
+inline bool validates(const Tensor& t) {
+  return validation() && t.device.kind == Device::Kind::kCpu;
+}
 
 // Of operations that do not know the key space: ids are int32.
 inline constexpr std::int64_t kAnyKey = std::numeric_limits<std::int32_t>::max();
