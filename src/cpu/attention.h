@@ -14,7 +14,10 @@
 
 namespace winnow::cpu::WINNOW_ISA {
 
-inline constexpr std::int64_t kSlotBlock = 64;   // slots whose values are copied side by side
+inline constexpr std::int64_t kSlotBlock = 64;  // slots whose values are copied side by side
+// Floats of a panel of values; 64 bytes more than it needs, since the panels of a row lie this far
+// apart and 4 KiB would put them all into one L1 set.
+inline constexpr std::int64_t kValuePanel = (kSlotBlock + 1) * kPanel;
 inline constexpr std::int64_t kDepthStep = 288;  // channels of a panel that stay in L1: 18 KiB
 
 // The rows [channels] of the pairs of a run, of a tensor [rows, heads, channels].
@@ -62,12 +65,12 @@ WINNOW_INLINE void copy_row(const T* row, std::int64_t width, float* out,
   }
 }
 
-// Slots [s, s + n) as panels [channels / 16][kSlotBlock][16].
+// Slots [s, s + n) as panels [channels / 16][kSlotBlock][16], kValuePanel floats apart.
 template <class T>
 void copy_slots(const KeyRows<T>& values, const Slots& slots, std::int64_t s, std::int64_t n,
                 std::int64_t channels, float* out) {
   for (std::int64_t i = 0; i < n; ++i) {
-    copy_row(values[slots.key(s + i)], channels, out + i * kPanel, kSlotBlock * kPanel);
+    copy_row(values[slots.key(s + i)], channels, out + i * kPanel, kValuePanel);
   }
 }
 
@@ -79,6 +82,18 @@ Prefetcher rows_ahead(const KeyRows<T>& keys, const Slots& slots, std::int64_t s
   for (std::int64_t i = s; i < min64(s + kPanel, slots.count); ++i) ahead.add(keys[slots.key(i)]);
   return ahead;
 }
+
+// Prefetches the rows of a block, those of slots [s, s + 64): four cursors in turn.
+struct BlockPrefetcher {
+  Prefetcher part[kSlotBlock / kPanel];
+  int turn = 0;
+  template <class T>
+  BlockPrefetcher(const KeyRows<T>& keys, const Slots& slots, std::int64_t s, std::int64_t channels)
+      : part{rows_ahead(keys, slots, s, channels), rows_ahead(keys, slots, s + kPanel, channels),
+             rows_ahead(keys, slots, s + 2 * kPanel, channels),
+             rows_ahead(keys, slots, s + 3 * kPanel, channels)} {}
+  WINNOW_INLINE void step(int lines) { part[turn++ % (kSlotBlock / kPanel)].step(lines); }
+};
 
 // Whether some pair of the tile sees slot s.
 WINNOW_INLINE bool tile_sees(const std::int32_t* visible, int rows, std::int64_t s) {
@@ -120,24 +135,28 @@ inline __attribute__((noinline)) void dot_pairs(const float* packed, const Tiles
 
 // sums[panel][pair][16] = factor[pair] * sums + sum over the slots s .. of one block that the pair
 // sees: weights[pair][slot] * values[panel][slot][16]. Without `factor` there is no product.
-inline __attribute__((noinline)) void add_weighted(const float* weights, std::int64_t stride,
-                                                   const Tiles& tiles, int pairs,
-                                                   const std::int32_t* visible, std::int64_t s,
-                                                   const float* factor, const float* values,
-                                                   std::int64_t channels, float* sums,
-                                                   Prefetcher& ahead) {
+// `lines` cache lines are prefetched per tile.
+template <class Ahead>
+__attribute__((noinline)) void add_weighted(const float* weights, std::int64_t stride,
+                                            const Tiles& tiles, int pairs,
+                                            const std::int32_t* visible, std::int64_t s,
+                                            const float* factor, const float* values,
+                                            std::int64_t channels, float* sums, Ahead& ahead,
+                                            int lines) {
+  std::int64_t all = kSlotBlock;  // slots that every pair sees
+  for (int p = 0; p < pairs; ++p) all = min64(all, visible[p] - s);
   for (std::int64_t c = 0; c < channels; c += kPanel) {
-    const float* panel = values + c * kSlotBlock;
+    const float* panel = values + c / kPanel * kValuePanel;
     for (int t = 0; t < tiles.count; ++t) {
       const int mr = tiles.rows(t), first = tiles.first(t);
-      std::int64_t n[kTileRows], fewest = kSlotBlock, most = 0;
-      for (int r = 0; r < mr; ++r) {
+      std::int64_t n[kTileRows], fewest = kSlotBlock, most = all < kSlotBlock ? 0 : kSlotBlock;
+      for (int r = 0; all < kSlotBlock && r < mr; ++r) {
         n[r] = max64(0, min64(kSlotBlock, visible[first + r] - s));
         fewest = min64(fewest, n[r]);
         most = max64(most, n[r]);
       }
       if (most == 0) continue;
-      ahead.step(2);
+      ahead.step(lines);
       float* sum = sums + (c / kPanel * pairs + first) * kPanel;
       const float* w = weights + first * stride;
       with_rows(

@@ -58,7 +58,7 @@ struct Buffers {
     query = carve.take<float>(s.pairs * s.dim_qk + kTileSlack);
     panel = carve.take<float>(s.dim_qk * kPanel);
     scores = carve.take<float>(s.pairs * kSlotBlock);
-    values = carve.take<float>(s.value_panels() * kSlotBlock * kPanel);
+    values = carve.take<float>(s.value_panels() * kValuePanel);
     factor = carve.take<float>(s.pairs);
     visible = carve.take<std::int32_t>(s.pairs);
     row_visible = carve.take<std::int32_t>(s.run_rows);
@@ -154,7 +154,7 @@ void attend_span(const SparseAttentionArgs& a, const Shape& shape, const Buffers
     Prefetcher ahead = rows_ahead(keys, slots, s + kSlotBlock, shape.dim_qk);
     if (!shared) ahead = rows_ahead(values, slots, s + kSlotBlock, shape.dim_v);
     add_weighted(b.scores, kSlotBlock, tiles, run.pairs, b.visible, s, b.factor, b.values,
-                 shape.dim_v, out.sums, ahead);
+                 shape.dim_v, out.sums, ahead, 2);
   }
 }
 

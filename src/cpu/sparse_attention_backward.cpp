@@ -1,9 +1,8 @@
 // sparse_attention_backward on a CPU, in two phases over chunks of rows. attention.h says what a
 // run is.
 //
-// Phase 1, parallel over runs: logits and dp of all slots by the register tile, kept for the chunk
-// as weights [pair][2][slot]; p = exp(logit - lse), delta = sum p dp, dz = p (dp - delta) scale;
-// d_query from dz and 64 keys at a time, as the forward's values.
+// Phase 1, parallel over runs: sparse_attention_backward_rows.h. p = exp(logit - lse), delta = sum
+// p dp, dz = p (dp - delta) scale; d_query; dz and p of all slots are kept for the chunk.
 // Phase 2, parallel over owners of key ranges: sparse_attention_backward_keys.h.
 //
 // delta comes from p and dp, as the contract defines it, not from d_output . output, which is the
@@ -14,16 +13,20 @@
 // Order: dot products are FMA chains over channels; delta = 8 lane chains (slots i, i + 8, ...) and
 // a fixed tree; d_query an FMA chain over slots. Chunks, runs and threads leave no trace.
 //
-// Bound by the FMA pipes: 2 (3 dim_qk + 2 dim_v) FLOPs per pair and slot. Measured as in
-// sparse_attention.cpp: 64 heads, 576/512, 2048 slots 48 to 51 GFLOP/s, three times the time of the
-// forward; 4 heads, 80/64, without lists 41 to 60, with 128 slots 15 to 18: a key's gradient is
-// read and written back for 8 products.
+// Bound by the FMA pipes: 2 (3 dim_qk + 2 dim_v) FLOPs per pair and slot, 2.53 times the forward's
+// at 576/512. With 64 heads the products run at the forward's rate; a twelfth of the time is the
+// rest: exponentials and turning the weights, keys copied twice, zeros for d_key. What was tried
+// there and gave nothing: chunks of 8 MiB; no zeroing, where the first addition to a key starts from
+// zeros (its lines then come from memory in the middle of the products, even if prefetched a run
+// ahead); operands of two columns of d_key at a time in L1. With 4 heads, 80/64, and 128 slots, a
+// key's gradient is read and written back for 8 products.
 #include "winnow/sparse_attention_backward.h"
 
 #include "base/implementation.h"
 #include "base/parallel.h"
 #include "cpu/owners.h"
 #include "cpu/sparse_attention_backward_keys.h"
+#include "cpu/sparse_attention_backward_rows.h"
 
 namespace winnow::cpu::WINNOW_ISA {
 namespace {
@@ -51,7 +54,7 @@ std::int64_t range_keys(const AttentionShape& shape) {
 // Floats that a run of `pairs` pairs over at most `slots` slots keeps for the chunk.
 std::int64_t run_floats(const AttentionShape& shape, std::int64_t pairs, std::int64_t slots) {
   return shape.kv_heads * pairs *
-         (2 * weights_stride(slots) + kPanel * (shape.key_panels() + shape.value_panels()));
+         (2 * slots_held(slots) + kPanel * (shape.key_panels() + shape.value_panels()));
 }
 
 // The whole workspace: what the chunk keeps, then what each worker needs.
@@ -83,107 +86,6 @@ struct Memory {
     bytes = carve.bytes_to_ask();
   }
 };
-
-struct Buffers {
-  float *query, *d_output, *panel, *keys, *sums;
-  std::int32_t* visible;
-  std::int64_t bytes;
-  Buffers(const AttentionShape& s, void* memory) {
-    Carve carve(memory);
-    query = carve.take<float>(s.pairs * s.dim_qk + kTileSlack);
-    d_output = carve.take<float>(s.pairs * s.dim_v + kTileSlack);
-    panel = carve.take<float>(max64(s.dim_qk, s.dim_v) * kPanel);
-    keys = carve.take<float>(s.key_panels() * kSlotBlock * kPanel);
-    sums = carve.take<float>(s.key_panels() * s.pairs * kPanel);
-    visible = carve.take<std::int32_t>(s.pairs);
-    bytes = carve.used();
-  }
-};
-
-// Of one pair over n slots: logits to probabilities p, and dp to dz * scale, both in place.
-void differentiate(float* p, float* dp, std::int64_t n, float scale, float lse) {
-  const F8 scales = splat(scale), offset = splat(lse);
-  const bool weightless = lse == -__builtin_inff();
-  F8 sum = zero8();
-  for (std::int64_t i = 0; i < n; i += 8) {
-    const I8 seen = splat(static_cast<std::int32_t>(weightless ? 0 : n - i)) > iota8();
-    const F8 weight = seen ? exp8(scales * load(p + i) - offset) : zero8();
-    const F8 gradient = seen ? load(dp + i) : zero8();
-    store(p + i, weight);
-    store(dp + i, gradient);
-    sum = fma(weight, gradient, sum);
-  }
-  const F8 delta = splat(sum8(sum));
-  for (std::int64_t i = 0; i < n; i += 8)
-    store(dp + i, scales * (load(p + i) * (load(dp + i) - delta)));
-}
-
-// The rows that phase 2 multiplies, as panels; the layout is BackwardRun's.
-template <class T, class Out>
-void copy_operands(const AttentionShape& shape, bool shared, int pairs, const PairRows<const T>& q,
-                   const PairRows<const Out>& d_output, float* out) {
-  const std::int64_t single = static_cast<std::int64_t>(pairs) * kPanel;
-  const std::int64_t both = shared ? min64(shape.dim_qk, shape.value_panels() * kPanel) : 0;
-  float* rest = out + (shared ? 2 * shape.value_panels() * single : 0);
-  float* values = out + (shared ? kPanel : shape.key_panels() * single);
-  for (int p = 0; p < pairs; ++p) {
-    copy_row(q[p], both, out + 2 * p * kPanel, 2 * single);
-    copy_row(q[p] + both, shape.dim_qk - both, rest + p * kPanel, single);
-    copy_row(d_output[p], shape.dim_v, values + (shared ? 2 : 1) * p * kPanel,
-             shared ? 2 * single : single);
-  }
-}
-
-template <class T, class Out>
-void differentiate_run(const Args& a, const AttentionShape& shape, const Buffers& b,
-                       const BackwardRun& run, std::int64_t g) {
-  const bool shared = a.value.empty();
-  const Tiles tiles(run.pairs);
-  const Slots& slots = run.slots;
-  const std::int64_t head = g * shape.group, stride = 2 * run.stride;
-  const KeyRows<T> keys(a.key, g), values(shared ? a.key : a.value, g);
-  const PairRows<const T> query(a.query, run.row, head, shape.group);
-  const PairRows<const Out> d_output(a.d_output, run.row, head, shape.group);
-  float* dz = run.weights + g * run.weights_per_head();
-  float* p = dz + run.stride;
-  pack_pairs(query, tiles, shape.dim_qk, b.query);
-  pack_pairs(d_output, tiles, shape.dim_v, b.d_output);
-  for (int i = 0; i < run.pairs; ++i) b.visible[i] = run.visible[i / shape.group];
-
-  const int lines = 1 + static_cast<int>(sizeof(T)) / 4;
-  for (std::int64_t s = 0; s < slots.count; s += kPanel) {
-    Prefetcher ahead = rows_ahead(keys, slots, s + kPanel, shape.dim_qk);
-    pack_slots(keys, slots, s, shape.dim_qk, b.panel);
-    dot_pairs(b.query, tiles, b.visible, s, shape.dim_qk, b.panel, p + s, stride, ahead, lines);
-    if (!shared) {
-      pack_slots(values, slots, s, shape.dim_v, b.panel);
-      ahead = rows_ahead(values, slots, s + kPanel, shape.dim_v);
-    }
-    dot_pairs(b.d_output, tiles, b.visible, s, shape.dim_v, b.panel, dz + s, stride, ahead, lines);
-  }
-  const PairRows<const float> lse(a.lse, run.row, head, shape.group);
-  for (int i = 0; i < run.pairs; ++i) {
-    differentiate(p + i * stride, dz + i * stride, b.visible[i],
-                  static_cast<float>(a.softmax_scale), *lse[i]);
-  }
-  for (std::int64_t i = 0; i < shape.key_panels() * run.pairs * kPanel; ++i) b.sums[i] = 0;
-  for (std::int64_t s = 0; s < slots.count; s += kSlotBlock) {
-    copy_slots(keys, slots, s, min64(kSlotBlock, slots.count - s), shape.dim_qk, b.keys);
-    Prefetcher ahead = rows_ahead(keys, slots, s + kSlotBlock, shape.dim_qk);
-    add_weighted(dz + s, stride, tiles, run.pairs, b.visible, s, nullptr, b.keys, shape.dim_qk,
-                 b.sums, ahead);
-  }
-  const PairRows<float> d_query(a.d_query, run.row, head, shape.group);
-  for (int i = 0; i < run.pairs; ++i) {
-    for (std::int64_t c = 0; c < shape.dim_qk; c += kPanel) {
-      const float* sum = b.sums + (c / kPanel * run.pairs + i) * kPanel;
-      store_columns(d_query[i] + c, shape.dim_qk - c, load16(sum));
-    }
-  }
-  const std::int64_t panels = shape.key_panels() + shape.value_panels();
-  copy_operands(shape, shared, run.pairs, query, d_output,
-                run.operands + g * run.pairs * panels * kPanel);
-}
 
 // The slots of one row, and which owner each belongs to.
 void list_slots(const Args& a, const AttentionShape& shape, const Memory& m, std::int64_t row,
@@ -221,7 +123,7 @@ std::int64_t make_runs(const Args& a, const AttentionShape& shape, const Memory&
       run.buckets = m.buckets + rows * (m.owners + 1);
     }
     run.pairs = run.rows * shape.group;
-    run.stride = weights_stride(slots);
+    run.held = slots_held(slots);
     const std::int64_t need = run_floats(shape, run.pairs, slots);
     if (used + need > m.floats) break;
     run.weights = m.pool + used;
@@ -246,7 +148,7 @@ void zero_rows(const Target& target, std::int64_t first, std::int64_t last) {
 template <class T, class Out>
 void run_typed(const Args& a, Workspace workspace) {
   const AttentionShape shape = shape_of(a);
-  const std::int64_t worker_bytes = Buffers(shape, nullptr).bytes;
+  const std::int64_t worker_bytes = RowBuffers(shape, nullptr).bytes;
   const Memory m(shape, worker_bytes, workspace.data);
   const std::int64_t size = range_keys(shape), heads = shape.kv_heads;
   // work(g, owner, first key, end of keys, targets)
@@ -262,12 +164,8 @@ void run_typed(const Args& a, Workspace workspace) {
       }
     });
   };
-  for_each_owner([](std::int64_t, std::int64_t, std::int64_t first, std::int64_t last,
-                    const Target& d_key, const Target* d_value) {
-    zero_rows(d_key, first, last);
-    if (d_value != nullptr) zero_rows(*d_value, first, last);
-  });
-  for (std::int64_t row = 0; row < shape.rows;) {
+  std::int64_t row = 0;
+  do {
     const std::int64_t runs = make_runs(a, shape, m, row);
     if (!shape.dense) {
       parallel_for(runs, [&](std::int64_t i, int) {
@@ -276,16 +174,20 @@ void run_typed(const Args& a, Workspace workspace) {
       });
     }
     parallel_for(runs * heads, [&](std::int64_t task, int worker) {
-      const Buffers b(shape, m.workers + worker * worker_bytes);
+      const RowBuffers b(shape, m.workers + worker * worker_bytes);
       differentiate_run<T, Out>(a, shape, b, m.runs[task / heads], task % heads);
     });
     for_each_owner([&](std::int64_t g, std::int64_t owner, std::int64_t first, std::int64_t last,
                        const Target& d_key, const Target* d_value) {
+      if (row == 0) {
+        zero_rows(d_key, first, last);
+        if (d_value != nullptr) zero_rows(*d_value, first, last);
+      }
       for (std::int64_t i = 0; i < runs; ++i)
         add_run(shape, m.runs[i], g, d_key, d_value, owner, first, last);
     });
-    row = m.runs[runs - 1].row + m.runs[runs - 1].rows;
-  }
+    for (std::int64_t i = 0; i < runs; ++i) row += m.runs[i].rows;
+  } while (row < shape.rows);
 }
 
 Refusal refuse(const Args& a) {
@@ -295,7 +197,7 @@ Refusal refuse(const Args& a) {
 
 std::int64_t workspace_bytes(const Args& a) {
   const AttentionShape shape = shape_of(a);
-  return Memory(shape, Buffers(shape, nullptr).bytes, nullptr).bytes;
+  return Memory(shape, RowBuffers(shape, nullptr).bytes, nullptr).bytes;
 }
 
 void run(const Args& a, Workspace workspace) {
