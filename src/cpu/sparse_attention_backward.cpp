@@ -14,7 +14,7 @@
 // a fixed tree; d_query an FMA chain over slots. Chunks, runs and threads leave no trace.
 //
 // Bound by the FMA pipes: 2 (3 dim_qk + 2 dim_v) FLOPs per pair and slot, 2.53 times the forward's
-// at 576/512. With 64 heads the products run at the forward's rate; a twelfth of the time is the
+// at 576/512. With 64 heads the products run at the forward's rate; an eighth of the time is the
 // rest: exponentials and turning the weights, keys copied twice, zeros for d_key. What was tried
 // there and gave nothing: chunks of 8 MiB; no zeroing, where the first addition to a key starts from
 // zeros (its lines then come from memory in the middle of the products, even if prefetched a run
