@@ -19,10 +19,33 @@ TEST(Layout, CausalSeesItselfAndWhatCameBefore) {
   EXPECT_EQ(causal_ranges(0).rows(), 0);
 }
 
-// With fewer queries than keys the diagonal is bottom-right: 2 rows after 3 keys see 4 and 5.
+// F2: rows after a context are bottom-right: 2 rows after 3 keys see 4 and 5.
 TEST(Layout, CausalDiagonalIsBottomRight) {
   EXPECT_EQ(causal_ranges(2, 3).ends, (Ids{4, 5}));
   EXPECT_THROW(causal_ranges(5, -3), Error);
+}
+
+// F2: what rows see when they are not as many as the keys, by the name of the alignment.
+TEST(Layout, F2TheAlignmentIsNamed) {
+  const auto seen = [](std::int64_t rows, std::int64_t keys, CausalAlignment alignment) {
+    const RowRanges r = causal_ranges(rows, keys, alignment);
+    EXPECT_EQ(r.starts, Ids(static_cast<std::size_t>(rows), 0));
+    return r.ends;
+  };
+  constexpr CausalAlignment kBottom = CausalAlignment::kBottomRight,
+                            kTop = CausalAlignment::kTopLeft;
+  EXPECT_EQ(seen(2, 5, kBottom), (Ids{4, 5}));
+  EXPECT_EQ(seen(5, 2, kBottom), (Ids{0, 0, 0, 1, 2}));
+  EXPECT_EQ(seen(2, 5, kTop), (Ids{1, 2}));
+  EXPECT_EQ(seen(5, 2, kTop), (Ids{1, 2, 2, 2, 2}));
+  for (const CausalAlignment alignment : {kBottom, kTop}) {
+    EXPECT_EQ(seen(4, 4, alignment), (Ids{1, 2, 3, 4}));
+    EXPECT_EQ(seen(3, 0, alignment), (Ids{0, 0, 0}));
+    EXPECT_EQ(seen(0, 3, alignment), Ids{});
+    EXPECT_THROW(causal_ranges(-1, 4, alignment), Error);
+    EXPECT_THROW(causal_ranges(4, -1, alignment), Error);
+    EXPECT_THROW(causal_ranges(1, std::int64_t{1} << 31, alignment), Error);
+  }
 }
 
 // More queries than keys, as ranges of any origin may say it: rows without a key are empty.

@@ -17,6 +17,19 @@ struct RowRanges {
 // the context + t + 1 keys up to itself (bottom-right alignment). context 0: plain causal.
 RowRanges causal_ranges(std::int64_t rows, std::int64_t context = 0);
 
+// Where the diagonal lies when one sequence has not as many rows as keys. Rows without a key are
+// empty.
+enum class CausalAlignment : std::uint8_t {
+  kBottomRight,  // the last row is the last key: row t sees keys - rows + t + 1 of them.
+                 // 2 rows of 5 keys: 4, 5; 5 rows of 2 keys: 0, 0, 0, 1, 2
+  kTopLeft,      // the first row is the first key: row t sees t + 1 keys, at most all.
+                 // 2 rows of 5 keys: 1, 2; 5 rows of 2 keys: 1, 2, 2, 2, 2
+};
+
+// One sequence of `rows` rows over `keys` keys. causal_ranges(rows, context) is bottom-right over
+// context + rows keys.
+RowRanges causal_ranges(std::int64_t rows, std::int64_t keys, CausalAlignment alignment);
+
 // Causal sequences laid end to end, rows and keys alike: sequence g owns [cu_seqlens[g],
 // cu_seqlens[g+1]). cu_seqlens must start at 0 and not fall; empty sequences are allowed. Rows from
 // cu_seqlens.back() up to `rows` are padding: empty ranges.
@@ -26,8 +39,9 @@ RowRanges packed_ranges(std::span<const std::int32_t> cu_seqlens, std::int64_t r
 RowRanges batched_ranges(std::int64_t batch, std::int64_t length);
 
 // Whether these ranges prove that a selection gives every row at least one of `keys` keys: the word
-// that sparse_attention_backward takes as `rows_nonempty`. It travels with the indices: a layer that
-// reuses them may give it where the layer that computed them could and its own ranges prove it, too.
+// that sparse_attention_backward takes as `rows_nonempty`. It travels with the indices: a layer
+// that reuses them may give it where the layer that computed them could and its own ranges prove
+// it, too.
 // - Plain selection: no row is empty. Padding rows are rows.
 // - Pools (pool_size > 1): a row before its first whole pool selects nothing unless the unfinished
 //   tail is always selected; without `select_tail` nothing is ever proved.

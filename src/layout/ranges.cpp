@@ -14,10 +14,18 @@ constexpr std::int64_t kMaxId = std::numeric_limits<std::int32_t>::max();
 RowRanges causal_ranges(std::int64_t rows, std::int64_t context) {
   WINNOW_CHECK("layout", rows >= 0 && context >= 0 && context <= kMaxId - rows,
                "rows and context must be >= 0 and end below 2^31, got {} and {}", rows, context);
+  return causal_ranges(rows, context + rows, CausalAlignment::kBottomRight);
+}
+
+RowRanges causal_ranges(std::int64_t rows, std::int64_t keys, CausalAlignment alignment) {
+  WINNOW_CHECK("layout", rows >= 0 && rows <= kMaxId && keys >= 0 && keys <= kMaxId,
+               "rows and keys must be from 0 to 2^31 - 1, got {} and {}", rows, keys);
+  const std::int64_t first = alignment == CausalAlignment::kBottomRight ? keys - rows : 0;
   RowRanges ranges;
   ranges.starts.assign(static_cast<std::size_t>(rows), 0);
   for (std::int64_t t = 0; t < rows; ++t) {
-    ranges.ends.push_back(static_cast<std::int32_t>(context + t + 1));
+    const std::int64_t seen = std::clamp<std::int64_t>(first + t + 1, 0, keys);
+    ranges.ends.push_back(static_cast<std::int32_t>(seen));
   }
   return ranges;
 }
