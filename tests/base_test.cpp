@@ -10,6 +10,7 @@
 #include <cstdlib>
 #include <stdexcept>
 #include <thread>
+#include <vector>
 
 #include "base/array.h"
 #include "base/check.h"
@@ -17,6 +18,7 @@
 #include "base/parallel.h"
 #include "base/text.h"
 #include "bench/case.h"
+#include "bench/data.h"
 
 namespace winnow {
 namespace {
@@ -134,6 +136,56 @@ TEST(Errors, NameOperationRuleAndValue) {
             "no error");
   EXPECT_EQ(message_of([&] { check_shape("op", "value", {}, {2}, "[rows]"); }),
             "[op] value must be [rows] = [2], got nothing");
+}
+
+// Codes and scales side by side in rows of a cache share nothing; and of random views none passes
+// that has a byte in common with another.
+TEST(Errors, InterleavedViewsDoNotOverlap) {
+  std::vector<unsigned char> memory(4096);
+  const auto overlap = [](const Tensor& a, const Tensor& b) {
+    return message_of([&] { check_no_overlap("op", "a", a, "b", b); }) != "no error";
+  };
+  Tensor codes = make_tensor(memory.data(), DType::kE4M3, {3, 7, 128}),
+         scales = make_tensor(memory.data() + 128, DType::kE8M0, {3, 7, 4});
+  codes.strides = {7 * 132, 132, 1};
+  scales.strides = codes.strides;
+  EXPECT_FALSE(overlap(codes, scales));
+  EXPECT_FALSE(overlap(scales, codes));
+  scales.shape[2] = 5;  // into the next row
+  EXPECT_TRUE(overlap(codes, scales));
+  scales.data = memory.data() + 127;
+  scales.shape[2] = 4;
+  EXPECT_TRUE(overlap(codes, scales));
+
+  bench::Random random(3);
+  int apart = 0, accepted = 0;
+  for (int n = 0; n < 20000; ++n) {
+    std::vector<int> owners(4096, 0);
+    Tensor views[2];
+    bool shared = false;
+    for (Tensor& t : views) {
+      const DType dtypes[] = {DType::kU8, DType::kF32, DType::kBF16};
+      t = make_tensor(memory.data() + 1024 + 4 * random.below(20), dtypes[random.below(3)],
+                      {1 + random.below(4), 1 + random.below(3), 1 + random.below(5)});
+      t.strides = {random.below(20) - 4, random.below(20) - 4, random.below(3)};
+      if (random.below(2) == 0) t.strides[2] = 1;
+      std::vector<bool> mine(4096, false);
+      for (std::int64_t i = 0; i < t.elements(); ++i) {
+        const std::int64_t at = i / (t.shape[1] * t.shape[2]) * t.strides[0] +
+                                i / t.shape[2] % t.shape[1] * t.strides[1] +
+                                i % t.shape[2] * t.strides[2];
+        for (std::int64_t b = 0; b < dtype_bytes(t.dtype); ++b)
+          mine[static_cast<std::size_t>(t.as<unsigned char>() - memory.data() +
+                                        at * dtype_bytes(t.dtype) + b)] = true;
+      }
+      for (std::size_t b = 0; b < 4096; ++b) shared |= mine[b] && ++owners[b] > 1;
+    }
+    const bool refused = overlap(views[0], views[1]);
+    ASSERT_TRUE(refused || !shared) << n;
+    apart += shared ? 0 : 1;
+    accepted += refused ? 0 : 1;
+  }
+  EXPECT_GT(accepted, apart / 4);
 }
 
 TEST(Text, NearestName) {

@@ -9,10 +9,12 @@
 #include <limits>
 #include <vector>
 
+#include "bench/case.h"
 #include "bench/data.h"
 #include "tests/each.h"
 #include "winnow/dequantise.h"
 #include "winnow/hadamard.h"
+#include "winnow/index_scores.h"
 
 namespace winnow::testing {
 namespace {
@@ -187,9 +189,60 @@ TEST(Quantise, PooledKeysAreRotatedRoundedAndQuantised) {
   });
 }
 
-// M4: 128 channels of MXFP8 take 132 bytes, on any machine.
-TEST(Quantise, M4BytesOfARow) {
-  EXPECT_EQ(128 * dtype_bytes(DType::kE4M3) + 128 / 32 * dtype_bytes(DType::kE8M0), 132);
+// M4: a row of an index cache of 128 channels is 132 bytes in MXFP8 and in FP8, on any machine:
+// codes and scales are written side by side into rows of exactly that many, with nothing behind the
+// last, and the scorer reads them there. (68 bytes would be FP4, which there is not.)
+TEST(Quantise, M4ARowOf128ChannelsTakes132Bytes) {
+  constexpr std::int64_t kKeys = 70, kDim = 128, kRow = 132;
+  const Array source(DType::kF32, {kKeys, kDim}), query(DType::kF32, {3, 2, kDim}),
+      query_data(DType::kE4M3, {3, 2, kDim}), weights(DType::kF32, {3, 2}),
+      starts = ints({3}, {0, 0, 5}), ends = ints({3}, {70, 64, 69});
+  bench::Random random(12);
+  bench::fill_gauss(source, random);
+  bench::fill_gauss(query, random);
+  bench::fill_gauss(weights, random);
+  for (const bool mxfp8 : {true, false}) {
+    const DType dtype = mxfp8 ? DType::kE8M0 : DType::kF32;
+    const std::int64_t groups = mxfp8 ? 4 : 1;
+    const bench::Guarded cache(DType::kU8, {kKeys, kRow});
+    Tensor data = make_tensor(cache.view().data, DType::kE4M3, {kKeys, kDim});
+    Tensor scale = make_tensor(cache.view().as<char>() + kDim, dtype, {kKeys, groups});
+    data.strides[0] = kRow;
+    scale.strides[0] = kRow / dtype_bytes(dtype);
+    const Array want_data(DType::kE4M3, {kKeys, kDim}), want_scale(dtype, {kKeys, groups}),
+        query_scale(dtype, {3, 2, groups});
+    quantise({source, mxfp8, 0, want_data, want_scale}, {});
+    quantise({query, mxfp8, 0, query_data, query_scale}, {});
+    const QuantiseArgs args = {source, mxfp8, 0, data, scale};
+    for_each_implementation(args, [&](const std::string&) {
+      bench::poison(cache);
+      quantise(args, {});
+      for (std::int64_t j = 0; j < kKeys; ++j) {
+        const auto* row = cache.view().as<std::uint8_t>() + j * kRow;
+        EXPECT_EQ(std::memcmp(row, want_data.as<std::uint8_t>() + j * kDim, kDim), 0) << j;
+        EXPECT_EQ(std::memcmp(row + kDim, want_scale.as<std::uint8_t>() + j * 4, 4), 0) << j;
+      }
+    });
+    const Array scores(DType::kF32, {3, kKeys}), want(DType::kF32, {3, kKeys});
+    IndexScoresArgs score = {query_data, data, weights, starts, ends, true, scores};
+    if (mxfp8) score.index_query_scale = query_scale;
+    score.index_key_scale = scale;
+    IndexScoresArgs apart = score;
+    apart.index_key = want_data;
+    apart.index_key_scale = want_scale;
+    apart.index_scores = want;
+    if (!mxfp8) {
+      score.index_key_scale = scale.rows(0, kKeys);
+      for (Tensor* t : {&score.index_key_scale, &apart.index_key_scale}) t->rank = 1;
+    }
+    for_each_implementation(score, [&](const std::string&) {
+      Scratch scratch;
+      index_scores(score, scratch.get(index_scores_workspace_bytes(score)));
+      index_scores(apart, scratch.get(index_scores_workspace_bytes(apart)));
+      EXPECT_EQ(std::memcmp(scores.as<void>(), want.as<void>(), 3 * kKeys * 4), 0);
+      EXPECT_NE(at(scores, 69), 0);
+    });
+  }
 }
 
 TEST(Quantise, StridedRowsAndHeads) {

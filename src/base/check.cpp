@@ -1,6 +1,7 @@
 #include "base/check.h"
 
 #include <cstdint>
+#include <numeric>
 
 namespace winnow {
 namespace {
@@ -22,6 +23,28 @@ Span span_of(const Tensor& t) {
   const std::int64_t size = dtype_bytes(t.dtype);
   return {base + static_cast<std::uintptr_t>(low * size),
           base + static_cast<std::uintptr_t>((high + 1) * size)};
+}
+
+// Views whose rows come at a common distance, each within a part of it that the other leaves free,
+// such as codes and scales side by side in the rows of a cache.
+bool interleaved(const Tensor& a, const Tensor& b) {
+  std::int64_t distance = 0;
+  // What the tensor takes of a distance, from where on.
+  const auto part = [&distance](const Tensor& t) {
+    const std::int64_t bytes = dtype_bytes(t.dtype);
+    const bool runs = t.rank > 0 && t.strides[t.rank - 1] == 1;
+    for (int axis = 0; axis < t.rank - (runs ? 1 : 0); ++axis) {
+      if (t.shape[axis] > 1) distance = std::gcd(distance, t.strides[axis] * bytes);
+    }
+    return runs ? t.shape[t.rank - 1] * bytes : bytes;
+  };
+  const std::int64_t a_bytes = part(a), b_bytes = part(b);
+  if (distance == 0) return false;
+  const std::int64_t apart = static_cast<std::int64_t>(reinterpret_cast<std::intptr_t>(b.data) -
+                                                       reinterpret_cast<std::intptr_t>(a.data)) %
+                             distance;
+  const std::int64_t after = apart < 0 ? apart + distance : apart;
+  return after >= a_bytes && after + b_bytes <= distance;
 }
 
 }  // namespace
@@ -89,7 +112,8 @@ void check_no_overlap(std::string_view operation, const char* name, const Tensor
                       const char* other_name, const Tensor& other) {
   const Span a = span_of(output), b = span_of(other);
   WINNOW_CHECK(operation,
-               a.last <= b.first || b.last <= a.first || a.first == a.last || b.first == b.last,
+               a.last <= b.first || b.last <= a.first || a.first == a.last || b.first == b.last ||
+                   interleaved(output, other),
                "{} must not share memory with {}, but they overlap", name, other_name);
 }
 
