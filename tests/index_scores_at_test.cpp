@@ -1,4 +1,4 @@
-// index_scores_at and its backward: equal bits, and rows that do not depend on each other.
+// index_scores_at: the bits of index_scores, and what it refuses.
 #include "winnow/index_scores_at.h"
 
 #include <cmath>
@@ -10,7 +10,6 @@
 #include "ref/reader.h"
 #include "tests/each.h"
 #include "winnow/index_scores.h"
-#include "winnow/index_scores_at_backward.h"
 
 namespace winnow::testing {
 namespace {
@@ -70,75 +69,6 @@ TEST(IndexScoresAt, BitEqualToIndexScoresOfTheSameImplementation) {
       });
     }
   }
-}
-
-// Together, alone, and in several chunks: the gradients by a row's own inputs have the same bits.
-// The key gradient of one row alone is what that row adds.
-TEST(IndexScoresAtBackward, ARowDoesNotDependOnTheOthers) {
-  const std::int64_t rows = 60, keys = 900, heads = 9, dim = 20, topk = 130;
-  Indexer x(DType::kF32, rows, keys, heads, dim, topk, "awkward", "scattered");
-  Array d_scores(DType::kF32, {rows, topk}), dq(DType::kF32, {rows, heads, dim}),
-      dk(DType::kF32, {keys, dim}), dw(DType::kF32, {rows, heads});
-  bench::Random random(9);
-  bench::fill_gauss(d_scores, random);
-  const IndexScoresAtBackwardArgs all{x.query, x.key,    x.weights, x.ids, x.starts, x.ends,
-                                      true,    d_scores, dq,        dk,    dw};
-  for_each_implementation(all, [&](const std::string&) {
-    const ThreadsGuard threads(3);
-    index_scores_at_backward(all, x.scratch.get(index_scores_at_backward_workspace_bytes(all)));
-    const Array together_q = dq.clone(), together_w = dw.clone();
-    for (std::int64_t i = 0; i < rows; i += 7) {
-      IndexScoresAtBackwardArgs a = all;
-      for (Tensor* t : {&a.index_query, &a.index_weights, &a.topk_indices, &a.starts, &a.ends,
-                        &a.d_scores, &a.d_index_query, &a.d_index_weights})
-        *t = t->rows(i, 1);
-      index_scores_at_backward(a, x.scratch.get(index_scores_at_backward_workspace_bytes(a)));
-      EXPECT_EQ(std::memcmp(a.d_index_query.data, together_q.view().rows(i, 1).data,
-                            static_cast<std::size_t>(heads * dim) * sizeof(float)),
-                0)
-          << i;
-      EXPECT_EQ(std::memcmp(a.d_index_weights.data, together_w.view().rows(i, 1).data,
-                            static_cast<std::size_t>(heads) * sizeof(float)),
-                0)
-          << i;
-      const RowRange r = row_range(x.starts, x.ends, i, keys);
-      for (std::int64_t j = 0; j < keys; ++j) {  // nothing outside the row's range
-        for (std::int64_t d = 0; d < dim && !r.contains(j); ++d)
-          ASSERT_EQ(dk.as<float>()[j * dim + d], 0) << i << " " << j;
-      }
-    }
-  });
-}
-
-// Two slots with one id: what both give arrives at the key, also within one register tile.
-TEST(IndexScoresAtBackward, AnIdThatStandsTwiceCountsTwice) {
-  const std::int64_t keys = 40, heads = 3, dim = 24, topk = 21;
-  Indexer x(DType::kF32, 1, keys, heads, dim, topk, "full", "ascending");
-  for (std::int64_t s = 0; s < topk; ++s) {
-    x.ids.as<std::int32_t>()[s] = static_cast<std::int32_t>(s % 3 == 0 ? 7 : s);
-  }
-  const Array d_scores(DType::kF32, {1, topk}), dq(DType::kF32, {1, heads, dim}),
-      dk(DType::kF32, {keys, dim}), dw(DType::kF32, {1, heads});
-  bench::Random random(9);
-  bench::fill_gauss(d_scores, random);
-  const IndexScoresAtBackwardArgs a{x.query, x.key,    x.weights, x.ids, x.starts, x.ends,
-                                    true,    d_scores, dq,        dk,    dw};
-  std::vector<float> expected;  // of the implementation that runs, one slot at a time
-  for_each_implementation(a, [&](const std::string&) {
-    expected.assign(dim, 0);
-    for (std::int64_t s = 0; s < topk; ++s) {
-      IndexScoresAtBackwardArgs one = a;
-      one.topk_indices = x.ids.view().channels(s, 1);
-      one.d_scores = d_scores.view().channels(s, 1);
-      index_scores_at_backward(one, x.scratch.get(index_scores_at_backward_workspace_bytes(one)));
-      for (std::int64_t d = 0; d < dim; ++d) expected[d] += dk.as<float>()[7 * dim + d];
-    }
-    index_scores_at_backward(a, x.scratch.get(index_scores_at_backward_workspace_bytes(a)));
-    for (std::int64_t d = 0; d < dim; ++d) {
-      EXPECT_NEAR(dk.as<float>()[7 * dim + d], expected[d], 1e-5 * (1 + std::abs(expected[d])))
-          << d;
-    }
-  });
 }
 
 TEST(IndexScoresAt, RefusesWrongArgumentsByName) {

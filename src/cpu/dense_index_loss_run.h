@@ -1,8 +1,8 @@
 // What dense_index_loss holds while it works on a run of rows, and the products of a block of keys.
 //
-// The rows of a run see keys from the same start on. A tile is 1024 keys, counted from there, a block
-// 64 keys of a tile. They are places in a row's range: neither the run, nor the other rows, nor the
-// place of a sequence in the key space can change a bit of a row by them.
+// The rows of a run see keys from the same start on. A tile is 1024 keys, counted from there, a
+// block 64 keys of a tile. They are places in a row's range: neither the run, nor the other rows,
+// nor the place of a sequence in the key space can change a bit of a row by them.
 #pragma once
 
 #include "cpu/attention.h"
@@ -121,9 +121,8 @@ void pack_row(const DenseIndexLossArgs& a, const DenseLossPlan& p, const DenseLo
               std::int64_t r) {
   const std::int64_t i = run.first_row + r, head_stride = a.index_query.strides[1];
   const T* query = a.index_query.as<T>() + i * a.index_query.strides[0];
-  const float* weights = a.index_weights.as<float>() + i * a.index_weights.strides[0];
   float* own = run.weights + r * p.index_heads;
-  for (std::int64_t h = 0; h < p.index_heads; ++h) own[h] = weights[h * a.index_weights.strides[1]];
+  pack_weights(a.index_weights, i, own);
   pack_heads(a.index_query, i, Tiles(static_cast<int>(p.index_heads)),
              run.tiles + r * p.tile_floats());
   for (std::int64_t h = 0; h < p.index_heads; ++h) {

@@ -112,9 +112,7 @@ void row_gradient(const IndexScoresAtBackwardArgs& a, const Plan& p, std::int64_
 
   const T* query = a.index_query.as<T>() + i * a.index_query.strides[0];
   const std::int64_t head_stride = a.index_query.strides[1];
-  const float* weights = a.index_weights.as<float>() + i * a.index_weights.strides[0];
-  for (std::int64_t h = 0; h < p.heads; ++h)
-    own.weights[h] = weights[h * a.index_weights.strides[1]];
+  pack_weights(a.index_weights, i, own.weights);
   const Tiles tiles(static_cast<int>(p.heads));
   pack_heads(a.index_query, i, tiles, own.tiles);
   for (std::int64_t h = 0; h < p.heads; ++h) {

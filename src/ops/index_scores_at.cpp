@@ -13,7 +13,7 @@ constexpr const Implementation<IndexScoresAtArgs>* kList[] = {
     WINNOW_CPU_IMPLEMENTATIONS(index_scores_at) & ref::index_scores_at_implementation};
 
 void check(const IndexScoresAtArgs& a) {
-  ops::check_indexer(kName, a.index_query, a.index_key, a.index_weights, a.starts, a.ends, true);
+  ops::check_indexer(kName, a.index_query, a.index_key, a.index_weights, a.starts, a.ends);
   const std::int64_t rows = a.index_query.shape[0];
   ops::check_indices(kName, a.topk_indices, rows);
   ops::check_tensor(kName, "topk_scores", a.topk_scores, ops::wide_dtype(a.index_query.dtype),

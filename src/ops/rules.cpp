@@ -131,7 +131,7 @@ namespace {
 // What check_indexer and check_scorer have in common.
 void check_indexer_shapes(const char* operation, const Tensor& index_query,
                           const KeyView& index_key, const Tensor& index_weights,
-                          const Tensor& starts, const Tensor& ends, bool bf16_weights) {
+                          const Tensor& starts, const Tensor& ends) {
   check_shape(operation, "index_query", index_query, {-1, -1, -1},
               "[rows, index_heads, index_dim]");
   const std::int64_t rows = index_query.shape[0], heads = index_query.shape[1],
@@ -142,10 +142,10 @@ void check_indexer_shapes(const char* operation, const Tensor& index_query,
   check_keys(operation, "index_key", index_key, index_query.dtype, {-1, dim}, "[keys, index_dim]",
              {-1, -1, dim}, "[pages, page_size, index_dim]", rows);
   check_shape(operation, "index_weights", index_weights, {rows, heads}, "[rows, index_heads]");
-  if (bf16_weights && index_query.dtype != DType::kF64) {
-    check_dtype(operation, "index_weights", index_weights, {DType::kF32, DType::kBF16});
+  if (index_query.dtype == DType::kF64) {
+    check_dtype(operation, "index_weights", index_weights, {DType::kF64});
   } else {
-    check_dtype(operation, "index_weights", index_weights, {wide_dtype(index_query.dtype)});
+    check_dtype(operation, "index_weights", index_weights, {DType::kF32, DType::kBF16});
   }
   check_ranges(operation, starts, ends, rows);
 }
@@ -153,12 +153,10 @@ void check_indexer_shapes(const char* operation, const Tensor& index_query,
 }  // namespace
 
 void check_indexer(const char* operation, const Tensor& index_query, const KeyView& index_key,
-                   const Tensor& index_weights, const Tensor& starts, const Tensor& ends,
-                   bool bf16_weights) {
+                   const Tensor& index_weights, const Tensor& starts, const Tensor& ends) {
   check_dtype(operation, "index_query", index_query,
               {DType::kF64, DType::kF32, DType::kBF16, DType::kF16});
-  check_indexer_shapes(operation, index_query, index_key, index_weights, starts, ends,
-                       bf16_weights);
+  check_indexer_shapes(operation, index_query, index_key, index_weights, starts, ends);
 }
 
 void check_scorer(const char* operation, const Tensor& index_query, const KeyView& index_key,
@@ -167,7 +165,7 @@ void check_scorer(const char* operation, const Tensor& index_query, const KeyVie
   const auto& [query_scale, key_scale, dot_scale] = scales;
   check_dtype(operation, "index_query", index_query,
               {DType::kF64, DType::kF32, DType::kBF16, DType::kF16, DType::kE4M3});
-  check_indexer_shapes(operation, index_query, index_key, index_weights, starts, ends, true);
+  check_indexer_shapes(operation, index_query, index_key, index_weights, starts, ends);
   WINNOW_CHECK(operation, std::isfinite(dot_scale) && dot_scale > 0,
                "dot_scale must be positive and finite, got {}", dot_scale);
   if (index_query.dtype != DType::kE4M3) {

@@ -15,7 +15,8 @@ namespace winnow::ops {
 inline DType wide_dtype(DType input) { return input == DType::kF64 ? DType::kF64 : DType::kF32; }
 
 // Rules on the memory of a call, when all shapes are checked: what is written overlaps neither
-// itself, nor what is read, nor another tensor that is written, and all lie on one device. A null pointer shares no memory.
+// itself, nor what is read, nor another tensor that is written, and all lie on one device. A null
+// pointer shares no memory.
 void check_memory(const char* operation, std::span<const Named> inputs,
                   std::span<const Named> outputs);
 
@@ -38,9 +39,9 @@ void check_group_scale(const char* operation, const char* name, const Tensor& sc
 void check_ranges(const char* operation, const Tensor& starts, const Tensor& ends,
                   std::int64_t rows);
 
-// A key view: its data in `dtype` and in the shape for keys in one piece ("[keys, index_dim]") or in
-// pages ("[pages, page_size, index_dim]"); block_table int32 [requests, max_pages] and row_request
-// int32 [rows], both or neither.
+// A key view: its data in `dtype` and in the shape for keys in one piece ("[keys, index_dim]") or
+// in pages ("[pages, page_size, index_dim]"); block_table int32 [requests, max_pages] and
+// row_request int32 [rows], both or neither.
 void check_keys(const char* operation, const char* name, const KeyView& keys, DType dtype,
                 std::initializer_list<std::int64_t> shape, const char* layout,
                 std::initializer_list<std::int64_t> paged_shape, const char* paged_layout,
@@ -49,8 +50,7 @@ void check_keys(const char* operation, const char* name, const KeyView& keys, DT
 // index_query [rows, index_heads, index_dim], index_key of [index_dim], index_weights
 // [rows, index_heads] and the ranges. The weights are f32 (f64), or bf16 where that is allowed.
 void check_indexer(const char* operation, const Tensor& index_query, const KeyView& index_key,
-                   const Tensor& index_weights, const Tensor& starts, const Tensor& ends,
-                   bool bf16_weights = false);
+                   const Tensor& index_weights, const Tensor& starts, const Tensor& ends);
 
 // The same of operations that score in FP8 and MXFP8 too.
 struct ScorerScales {
@@ -61,8 +61,8 @@ void check_scorer(const char* operation, const Tensor& index_query, const KeyVie
                   const Tensor& index_weights, const Tensor& starts, const Tensor& ends,
                   const ScorerScales& scales);
 
-// What is pooled: index_key and gate [keys, index_dim], ape [pool_size, index_dim] with at least one
-// token. `layout` is the text of the first two.
+// What is pooled: index_key and gate [keys, index_dim], ape [pool_size, index_dim] with at least
+// one token. `layout` is the text of the first two.
 void check_gated_keys(const char* operation, const Tensor& index_key, const Tensor& gate,
                       const Tensor& ape, const char* layout);
 
