@@ -193,6 +193,8 @@ Operation index_topk_operation() {
        "page=16 keep_first=64 keep_minus_inf=1",
        "index_topk rows=70 keys=3000 index_heads=2 index_dim=4 topk=300 range=causal budget=200000",
        "index_topk rows=3 keys=9000 index_heads=2 index_dim=4 topk=600 budget=60000 specials=1",
+       "index_topk rows=2 keys=70000 index_heads=1 index_dim=8 topk=65536 specials=1",
+       "index_topk rows=3 keys=70000 index_heads=1 index_dim=8 topk=65536 specials=1 page=64",
        "index_topk rows=0 keys=64 index_heads=8 index_dim=16",
        "index_topk rows=3 keys=0 index_heads=8 index_dim=16"},
       {"index_topk rows=16 keys=32768 topk=2048 dtype=bf16",

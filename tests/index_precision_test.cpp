@@ -5,13 +5,16 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "bench/bounds.h"
+#include "bench/case.h"
 #include "bench/data.h"
 #include "ref/index_score.h"
 #include "tests/each.h"
+#include "tests/selection_oracle.h"
 #include "winnow/dequantise.h"
 #include "winnow/hadamard.h"
 #include "winnow/index_scores.h"
@@ -172,6 +175,111 @@ TEST(IndexPrecision, C5EveryDimAndHeadCountIsRight) {
         });
       }
     }
+  }
+}
+
+// Every head count to 128 and every dim from 16 to 256, in every format: scores against the double
+// reference, and the selection against the oracle over the same implementation's scores.
+class EveryShape : public ::testing::TestWithParam<const char*> {
+ protected:
+  static void expect_right(std::int64_t heads, std::int64_t dim) {
+    constexpr std::int64_t kRows = 2, kKeys = 19, kTopk = 9;
+    const std::string format = GetParam();
+    if (format == "mxfp8" && dim % 32 != 0) return;
+    const Inputs in(format == "f32" ? DType::kF32 : DType::kBF16, kRows, kKeys, heads, dim);
+    const Array scores(DType::kF32, {kRows, kKeys}), ids(DType::kI32, {kRows, kTopk}),
+        lengths(DType::kI32, {kRows});
+    const bool plain = format == "f32" || format == "bf16";
+    std::optional<Quantised> q;
+    if (!plain) q.emplace(in, format == "mxfp8");
+    const IndexScoresArgs args = plain ? in.args(scores) : q->args(scores);
+    IndexTopkArgs topk = {args.index_query,
+                          args.index_key,
+                          args.index_weights,
+                          args.starts,
+                          args.ends,
+                          true,
+                          ids,
+                          lengths,
+                          {}};
+    topk.index_query_scale = args.index_query_scale;
+    topk.index_key_scale = args.index_key_scale;
+    std::vector<double> truth, bound;
+    for (std::int64_t i = 0; i < kRows; ++i) {
+      for (std::int64_t j = 0; j < kKeys; ++j) {
+        const ref::ScorerKey key(args, i, j);
+        double magnitude = 0;
+        for (std::int64_t h = 0; h < heads; ++h)
+          for (std::int64_t d = 0; d < dim; ++d)
+            magnitude += std::abs(ref::get(args.index_weights, i, h) *
+                                  ref::query_number(args, i, h, d) * key.number(d));
+        truth.push_back(ref::index_score_of(args, i, j));
+        // As in C5: dim + heads + 2 roundings, and one more with a scale of the key.
+        bound.push_back(bench::gamma(static_cast<double>(dim + heads + 3)) * magnitude *
+                        key.factor());
+      }
+    }
+    for_each_implementation(args, [&](const std::string& name) {
+      run(args);
+      for (std::int64_t n = 0; n < kRows * kKeys; ++n) {
+        const auto at_n = static_cast<std::size_t>(n);
+        ASSERT_NEAR(at(scores, n), truth[at_n], bound[at_n])
+            << name << " heads " << heads << " dim " << dim;
+      }
+      const bench::PinGuard pin("index_topk", name);
+      run(topk);
+      for (std::int64_t i = 0; i < kRows; ++i) {
+        const float* row = scores.as<float>() + i * kKeys;
+        const std::int32_t* id = ids.as<std::int32_t>() + i * kTopk;
+        ASSERT_EQ(std::vector<std::int32_t>(id, id + kTopk),
+                  test::best_ids({row, row + kKeys}, kTopk))
+            << name << " heads " << heads << " dim " << dim;
+      }
+    });
+  }
+};
+
+TEST_P(EveryShape, HeadsFrom1To128) {
+  for (std::int64_t heads = 1; heads <= 128; ++heads) expect_right(heads, 32);
+}
+
+TEST_P(EveryShape, DimsFrom16To256) {
+  for (std::int64_t dim = 16; dim <= 256; ++dim) expect_right(3, dim);
+}
+
+TEST_P(EveryShape, ManyHeadsOfManyChannels) {
+  for (const std::int64_t heads : {127, 128})
+    for (const std::int64_t dim : {255, 256}) expect_right(heads, dim);
+}
+
+INSTANTIATE_TEST_SUITE_P(IndexPrecision, EveryShape,
+                         ::testing::Values("f32", "bf16", "e4m3", "mxfp8"),
+                         [](const auto& test) { return std::string(test.param); });
+
+// J4: the same scores on every run, whatever the threads; right by the tests above.
+TEST(IndexPrecision, J4TwentyRepeatsGiveTheSameBits) {
+  for (const char* format : {"f32", "bf16", "e4m3", "mxfp8"}) {
+    const bool plain = format == std::string("f32") || format == std::string("bf16");
+    const Inputs in(format == std::string("f32") ? DType::kF32 : DType::kBF16, 12, 300, 8, 64,
+                    "causal");
+    const Array scores(DType::kF32, {12, 300});
+    std::optional<Quantised> q;
+    if (!plain) q.emplace(in, format == std::string("mxfp8"));
+    const IndexScoresArgs args = plain ? in.args(scores) : q->args(scores);
+    for_each_implementation(args, [&](const std::string& name) {
+      run(args);
+      const Array first = scores.clone();
+      for (const int count : {1, 16}) {
+        const ThreadsGuard threads(count);
+        for (int repeat = 0; repeat < (name == "reference" ? 1 : 20); ++repeat) {
+          run(args);
+          ASSERT_EQ(std::memcmp(scores.view().data, first.view().data,
+                                static_cast<std::size_t>(scores.bytes())),
+                    0)
+              << format << " " << name << " " << count << " threads, repeat " << repeat;
+        }
+      }
+    });
   }
 }
 

@@ -11,8 +11,10 @@
 #include "bench/case.h"
 #include "tests/each.h"
 #include "tests/paged_keys.h"
+#include "tests/selection_oracle.h"
 #include "winnow/index_scores.h"
 #include "winnow/index_topk.h"
+#include "winnow/layout.h"
 #include "winnow/select_topk.h"
 #include "winnow/validation.h"
 
@@ -124,6 +126,74 @@ TEST(KeyView, PagesOfEverySizeEqualOnePieceBitForBit) {
             }
           });
     }
+  }
+}
+
+// A20: the last store of a row ends with the row, whatever the length is beside a page or a vector:
+// behind the matrix lies an unreadable page. Small whole numbers, so that every score is exact.
+TEST(KeyView, A20NoStoreBeyondTheRow) {
+  for (const std::int32_t length : {1, 63, 64, 65, 4095, 4096, 4097}) {
+    PagedKeys keys(DType::kF32, {length}, 3, 64);
+    const Step step(DType::kF32, 2, 3, length, length, {0}, {0}, {length});
+    Ids want_ids(static_cast<std::size_t>(length));
+    std::iota(want_ids.begin(), want_ids.end(), 0);
+    const float query[] = {1, 2, -1, 0, 1, 3}, weights[] = {2, -1};
+    std::memcpy(step.query.view().data, query, sizeof query);
+    std::memcpy(step.weights.view().data, weights, sizeof weights);
+    std::vector<float> want;
+    for (std::int32_t j = 0; j < length; ++j) {
+      const float key[] = {static_cast<float>(j % 17 - 8), static_cast<float>(j % 5 - 2),
+                           static_cast<float>(j % 11 - 5)};
+      std::memcpy(keys.key(keys.entry(0, j / 64), j % 64), key, sizeof key);
+      std::memcpy(keys.alone[0].view().as<float>() + 3 * j, key, sizeof key);
+      want.push_back(2 * std::max(0.f, key[0] + 2 * key[1] - key[2]) -
+                     std::max(0.f, key[1] + 3 * key[2]));
+    }
+    for (const KeyView& view : {keys.view(step.request), KeyView(keys.alone[0].view())}) {
+      for_each_implementation(step.topk_args(view), [&](const std::string& name) {
+        step.run(view, name);
+        for (std::int32_t t = 0; t < length; ++t)
+          ASSERT_EQ(step.score(0, t), want[static_cast<std::size_t>(t)]) << length << " " << t;
+        EXPECT_EQ(step.ids(0), want_ids);
+      });
+    }
+  }
+}
+
+// C4: any number of new tokens per request, up to eight and mixed in one step: row j of a request
+// with n new tokens and `length` keys sees length - n + j + 1 of them, bit for bit as alone.
+TEST(KeyView, C4AnyNumberOfNewTokensPerRequest) {
+  const Ids64 lengths = {5, 130, 64, 17};
+  std::vector<Ids> steps = {{1, 3, 2, 5}};
+  for (std::int32_t n = 1; n <= 8; ++n) steps.push_back({std::min(n, 5), n, n, n});
+  const PagedKeys keys(DType::kBF16, lengths, 19, 16);
+  for (const Ids& counts : steps) {
+    Ids requests, ends;
+    for (std::size_t q = 0; q < 4; ++q) {
+      const RowRanges rows = causal_ranges(counts[q], lengths[q], CausalAlignment::kBottomRight);
+      requests.insert(requests.end(), rows.ends.size(), static_cast<std::int32_t>(q));
+      ends.insert(ends.end(), rows.ends.begin(), rows.ends.end());
+      for (std::int32_t j = 0; j < counts[q]; ++j)
+        EXPECT_EQ(rows.ends[static_cast<std::size_t>(j)], lengths[q] - counts[q] + j + 1);
+    }
+    const Step all(DType::kBF16, 3, 19, 130, 130, requests, Ids(ends.size(), 0), ends);
+    const Step few(DType::kBF16, 3, 19, 130, 7, requests, Ids(ends.size(), 0), ends);
+    for_each_implementation(all.topk_args(keys.view(all.request)), [&](const std::string& name) {
+      all.run(keys.view(all.request), name);
+      few.run(keys.view(few.request), name);
+      for (std::int64_t i = 0; i < all.rows; ++i) {
+        const auto r = static_cast<std::size_t>(i);
+        Ids visible(static_cast<std::size_t>(ends[r]));
+        std::iota(visible.begin(), visible.end(), 0);
+        EXPECT_EQ(all.ids(i), visible) << i;
+        const Step alone = few.row(i, DType::kBF16);
+        alone.run(keys.alone[static_cast<std::size_t>(requests[r])].view(), name);
+        EXPECT_TRUE(same_row(few.scores, i, alone.scores));
+        EXPECT_TRUE(same_row(few.indices, i, alone.indices));
+        const float* scores = few.scores.view().as<float>() + i * 130;
+        EXPECT_EQ(few.ids(i), test::best_ids({scores, scores + ends[r]}, 7)) << i;
+      }
+    });
   }
 }
 

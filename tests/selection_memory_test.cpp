@@ -176,6 +176,38 @@ TEST(SelectionMemory, BudgetsThreadsAndBatchesChangeNothing) {
   }
 }
 
+// K5: chunks of a prompt, small and large, under a small budget and a large one, at the beginning of
+// a prompt and late in a long one: no combination fails, and all select the same.
+TEST(SelectionMemory, K5EveryChunkOfEveryPromptUnderEveryBudget) {
+  constexpr std::int64_t kRows = 2048;
+  for (const std::int64_t length : {std::int64_t{2048}, std::int64_t{15360}}) {
+    const Call call(kRows, length, 64, 1);
+    for (std::int64_t i = 0; i < kRows; ++i) {
+      call.starts.as<std::int32_t>()[i] = 0;
+      call.ends.as<std::int32_t>()[i] = static_cast<std::int32_t>(length - kRows + i + 1);
+    }
+    call.run(0);
+    const std::vector<char> want = call.outputs();
+    for (const std::int64_t chunk : {64, 128, 256, 512}) {
+      for (const std::int64_t budget : {std::int64_t{128} << 10, 64 * kMiB}) {
+        for (const Tensor& t : {call.indices.view(), call.lengths.view(), call.scores.view()})
+          bench::poison(t);
+        for (std::int64_t first = 0; first < kRows; first += chunk) {
+          IndexTopkArgs a = call.args(budget);
+          for (Tensor* t : {&a.index_query, &a.index_weights, &a.starts, &a.ends, &a.topk_indices,
+                            &a.topk_lengths, &a.topk_scores})
+            *t = t->rows(first, chunk);
+          const std::int64_t bytes = index_topk_workspace_bytes(a);
+          EXPECT_LE(bytes, budget);
+          const Guarded workspace(DType::kU8, {bytes});
+          index_topk(a, {workspace.view().data, bytes});
+        }
+        EXPECT_EQ(call.outputs(), want) << length << " in chunks of " << chunk;
+      }
+    }
+  }
+}
+
 TEST(SelectionMemory, ATooSmallBudgetNamesTheLeast) {
   const Call call(20, 500, 64, 1);
   for_each_implementation(call.args(0), [&](const std::string& name) {
