@@ -47,6 +47,20 @@ TEST(IndexLoss, KnownRow) {  // target [0.75, 0.25] against equal scores
   }
 }
 
+// A probability below the least f32: ln p = -495.06 all the same, not -87.34 (which would make 42.98
+// of it). 0.5 (ln 0.5 - 0) + 0.5 (ln 0.5 + 495.06).
+TEST(IndexLoss, LnPDoesNotSaturate) {
+  for (DType dtype : kDTypes) {
+    Loss x(dtype, 1, 2, {0.5, 0.5}, {495.06, 0}, {0, 1});
+    for_each_implementation(x.args(), [&](const std::string&) {
+      x.run();
+      EXPECT_NEAR(at(x.kl, 0), 246.836853, 495.06 * (dtype == DType::kF64 ? 1e-8 : 0x1p-23));
+      EXPECT_NEAR(at(x.d_scores, 0), 0.5, tolerance(dtype));
+      EXPECT_NEAR(at(x.d_scores, 1), -0.5, tolerance(dtype));
+    });
+  }
+}
+
 TEST(IndexLoss, TargetIsNormalisedAndInvalidSlotsHoldAnything) {
   const double nan = std::nan("");
   for (DType dtype : kDTypes) {

@@ -2,9 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <thread>
 
 #include "tests/tiny_models.h"
 #include "winnow/error.h"
+#include "winnow/implementations.h"
 #include "winnow/threads.h"
 
 namespace winnow::model {
@@ -73,6 +75,33 @@ TEST(Model, LogProbabilitiesOfASequenceAreThoseOfThePack) {
     const Array together = model.log_probabilities(packed, AttentionMode::kSparse);
     const Array second = model.log_probabilities(part_of(packed, 12, 7), AttentionMode::kSparse);
     EXPECT_EQ(numbers(together.view().rows(12, 7)), numbers(second)) << name;
+  }
+}
+
+// P1: a sparse forward really runs the indexer's selection and sparse attention, on every kind of
+// model, and a dense one no indexer. What ran is known per thread, so each asks on one of its own.
+TEST(Model, P1ASparseForwardRunsSelectionAndAttention) {
+  for (const auto& [name, config] : tiny_models()) {
+    for (const DType dtype : {DType::kF32, DType::kF64}) {
+      Transformer model = make(config, dtype);
+      const Batch batch = packed_batch({12, 7}, config.vocab_size, 5);
+      const auto ran = [&](AttentionMode mode, const char* operation) {
+        std::string who;
+        std::thread([&] {
+          EXPECT_EQ(last_implementation(operation), "");
+          model.log_probabilities(batch, mode);
+          who = last_implementation(operation);
+        }).join();
+        return who;
+      };
+      const std::string want = dtype == DType::kF64 ? "reference" : "cpu.";
+      for (const char* operation : {"index_topk", "sparse_attention"}) {
+        const std::string who = ran(AttentionMode::kSparse, operation);
+        EXPECT_EQ(who.substr(0, want.size()), want) << name << " " << operation;
+      }
+      EXPECT_EQ(ran(AttentionMode::kDense, "index_topk"), "") << name;
+      EXPECT_NE(ran(AttentionMode::kDense, "sparse_attention"), "") << name;
+    }
   }
 }
 
