@@ -33,6 +33,7 @@
 // of an operation stands here when its kernels do.
 #if defined(WINNOW_CUDA)
 namespace winnow::cuda {
+extern const Implementation<IndexScoresArgs> index_scores_implementation;
 extern const Implementation<MergeAttentionArgs> merge_attention_implementation;
 }  // namespace winnow::cuda
 namespace winnow::cuda::sm90 {}
