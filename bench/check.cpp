@@ -6,7 +6,6 @@
 #include "base/array.h"
 #include "base/text.h"
 #include "bench/case.h"
-#include "bench/guarded.h"
 #include "bench/placement.h"
 #include "winnow/threads.h"
 
@@ -31,17 +30,7 @@ std::vector<unsigned char> bytes_of(const std::vector<Tensor>& outputs) {
 // pages.
 void run_poisoned(Case& c) {
   for (const Tensor& t : c.outputs()) poison(t);
-  const std::int64_t bytes = c.workspace_bytes();
-  if (Placement* placement = Placement::current()) {
-    const FencedMemory workspace(placement->device(), bytes);
-    c.run({workspace.data(), bytes});
-    placement->download();
-    workspace.check();
-    return;
-  }
-  const Guarded workspace(DType::kU8, {bytes});
-  poison(workspace.view());
-  c.run({workspace.view().data, bytes});
+  run_once(c.workspace_bytes(), [&](Workspace workspace) { c.run(workspace); });
 }
 
 // Results must not depend on the threads, nor on the run.

@@ -70,8 +70,8 @@ class IndexTopkCase : public Case {
     score_args.dot_scale = args_.dot_scale;
     pin_implementation("index_scores", last_implementation("index_topk"));
     try {
-      const Guarded workspace(DType::kU8, {index_scores_workspace_bytes(score_args)});
-      index_scores(score_args, {workspace.view().data, workspace.view().elements()});
+      run_once(index_scores_workspace_bytes(placed(score_args)),
+               [&](Workspace workspace) { index_scores(placed(score_args), workspace); });
     } catch (...) {
       pin_implementation("index_scores", "");
       throw;

@@ -1,6 +1,7 @@
 #include "bench/placement.h"
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "base/check.h"
@@ -66,6 +67,20 @@ void Placement::download() {
     copy_to_host(device_, twin.host, twin.memory.data(), twin.memory.bytes());
     twin.memory.check();
   }
+}
+
+void run_once(std::int64_t workspace_bytes, const std::function<void(Workspace)>& call) {
+  if (Placement* placement = Placement::current()) {
+    const FencedMemory workspace(placement->device(), workspace_bytes);
+    call({workspace.data(), workspace_bytes});
+    placement->download();
+    workspace.check();
+    return;
+  }
+  const Guarded workspace(DType::kU8, {workspace_bytes});
+  if (workspace_bytes > 0)
+    std::memset(workspace.view().data, kPoison, static_cast<std::size_t>(workspace_bytes));
+  call({workspace.view().data, workspace_bytes});
 }
 
 }  // namespace winnow::bench

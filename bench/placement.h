@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 
@@ -62,6 +63,10 @@ inline std::optional<Placement> place(Device device) {
   return device.kind == Device::Kind::kCpu ? std::optional<Placement>()
                                            : std::optional<Placement>(std::in_place, device);
 }
+
+// One call on the device that problems run on, with a poisoned workspace of exactly so many bytes. When
+// it returns, the host holds what the call wrote.
+void run_once(std::int64_t workspace_bytes, const std::function<void(Workspace)>& call);
 
 template <class Args>
 Args placed(const Args& args) {
