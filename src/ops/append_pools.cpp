@@ -13,7 +13,8 @@ namespace {
 
 constexpr char kName[] = "append_pools";
 constexpr const Implementation<AppendPoolsArgs>* kList[] = {
-    WINNOW_CPU_IMPLEMENTATIONS(append_pools) & ref::append_pools_implementation};
+    WINNOW_CUDA_IMPLEMENTATION(append_pools) WINNOW_CPU_IMPLEMENTATIONS(append_pools) &
+    ref::append_pools_implementation};
 
 // A view that was built for pages of another number of pools would take every slot for another.
 void check_destination(const AppendPoolsArgs& a) {

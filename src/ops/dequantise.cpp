@@ -8,8 +8,9 @@ namespace winnow {
 namespace {
 
 constexpr char kName[] = "dequantise";
-constexpr const Implementation<DequantiseArgs>* kList[] = {WINNOW_CPU_IMPLEMENTATIONS(dequantise) &
-                                                           ref::dequantise_implementation};
+constexpr const Implementation<DequantiseArgs>* kList[] = {
+    WINNOW_CUDA_IMPLEMENTATION(dequantise) WINNOW_CPU_IMPLEMENTATIONS(dequantise) &
+    ref::dequantise_implementation};
 
 void check(const DequantiseArgs& a) {
   check_dtype(kName, "data", a.data, {DType::kE4M3});

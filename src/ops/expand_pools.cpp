@@ -10,7 +10,8 @@ namespace {
 
 constexpr char kName[] = "expand_pools";
 constexpr const Implementation<ExpandPoolsArgs>* kList[] = {
-    WINNOW_CPU_IMPLEMENTATIONS(expand_pools) & ref::expand_pools_implementation};
+    WINNOW_CUDA_IMPLEMENTATION(expand_pools) WINNOW_CPU_IMPLEMENTATIONS(expand_pools) &
+    ref::expand_pools_implementation};
 
 void check(const ExpandPoolsArgs& a) {
   constexpr std::int64_t kMostPool = (std::int64_t{1} << 31) - 1;

@@ -11,7 +11,8 @@ namespace winnow {
 namespace {
 
 constexpr char kName[] = "hadamard";
-constexpr const Implementation<HadamardArgs>* kList[] = {WINNOW_CPU_IMPLEMENTATIONS(hadamard) &
+constexpr const Implementation<HadamardArgs>* kList[] = {WINNOW_CUDA_IMPLEMENTATION(hadamard)
+                                                             WINNOW_CPU_IMPLEMENTATIONS(hadamard) &
                                                          ref::hadamard_implementation};
 
 bool in_place(const HadamardArgs& a) {

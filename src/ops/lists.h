@@ -35,6 +35,13 @@
 namespace winnow::cuda {
 extern const Implementation<IndexScoresArgs> index_scores_implementation;
 extern const Implementation<MergeAttentionArgs> merge_attention_implementation;
+extern const Implementation<PoolKeysArgs> pool_keys_implementation;
+extern const Implementation<AppendPoolsArgs> append_pools_implementation;
+extern const Implementation<ExpandPoolsArgs> expand_pools_implementation;
+extern const Implementation<HadamardArgs> hadamard_implementation;
+extern const Implementation<QuantiseArgs> quantise_implementation;
+extern const Implementation<DequantiseArgs> dequantise_implementation;
+extern const Implementation<TileScalesArgs> tile_scales_implementation;
 }  // namespace winnow::cuda
 namespace winnow::cuda::sm90 {}
 #define WINNOW_CUDA_IMPLEMENTATION(operation) &cuda::operation##_implementation,

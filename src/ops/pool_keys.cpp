@@ -8,7 +8,8 @@ namespace winnow {
 namespace {
 
 constexpr char kName[] = "pool_keys";
-constexpr const Implementation<PoolKeysArgs>* kList[] = {WINNOW_CPU_IMPLEMENTATIONS(pool_keys) &
+constexpr const Implementation<PoolKeysArgs>* kList[] = {WINNOW_CUDA_IMPLEMENTATION(pool_keys)
+                                                             WINNOW_CPU_IMPLEMENTATIONS(pool_keys) &
                                                          ref::pool_keys_implementation};
 
 void check(const PoolKeysArgs& a) {

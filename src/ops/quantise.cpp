@@ -10,7 +10,8 @@ namespace winnow {
 namespace {
 
 constexpr char kName[] = "quantise";
-constexpr const Implementation<QuantiseArgs>* kList[] = {WINNOW_CPU_IMPLEMENTATIONS(quantise) &
+constexpr const Implementation<QuantiseArgs>* kList[] = {WINNOW_CUDA_IMPLEMENTATION(quantise)
+                                                             WINNOW_CPU_IMPLEMENTATIONS(quantise) &
                                                          ref::quantise_implementation};
 
 void check(const QuantiseArgs& a) {

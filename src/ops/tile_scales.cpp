@@ -8,8 +8,9 @@ namespace winnow {
 namespace {
 
 constexpr char kName[] = "tile_scales";
-constexpr const Implementation<TileScalesArgs>* kList[] = {WINNOW_CPU_IMPLEMENTATIONS(tile_scales) &
-                                                           ref::tile_scales_implementation};
+constexpr const Implementation<TileScalesArgs>* kList[] = {
+    WINNOW_CUDA_IMPLEMENTATION(tile_scales) WINNOW_CPU_IMPLEMENTATIONS(tile_scales) &
+    ref::tile_scales_implementation};
 
 void check(const TileScalesArgs& a) {
   check_shape(kName, "scale", a.scale, {-1, -1, -1}, "[tokens, heads, groups]");
