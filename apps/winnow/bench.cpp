@@ -101,9 +101,13 @@ std::string size_text(double bytes) {
 
 constexpr std::size_t kProblemWidth = 62;  // a longer problem gets a line of its own
 
-void print_machine(const MachineSpeed& machine) {
-  fmt::print("machine, {} thread{}, measured now:\n", machine.threads,
-             machine.threads == 1 ? "" : "s");
+void print_machine(const MachineSpeed& machine, Device device) {
+  if (device.kind == Device::Kind::kCpu) {
+    fmt::print("machine, {} thread{}, measured now:\n", machine.threads,
+               machine.threads == 1 ? "" : "s");
+  } else {
+    fmt::print("{}, {} multiprocessors, measured now:\n", device_text(device), machine.threads);
+  }
   fmt::print("  multiply-add ({})  {:.0f} GFLOP/s\n", machine.instruction_set, machine.flops / 1e9);
   for (const MachineSpeed::Level& level : machine.levels) {
     fmt::print("  {:>8} working set  read {:.1f} GB/s, write {:.1f} GB/s\n",
@@ -206,8 +210,11 @@ void run(const Options& options) {
     problems.insert(problems.end(), operation->bench_problems.begin(),
                     operation->bench_problems.end());
   }
-  const MachineSpeed machine = measure_machine();
-  if (!options.json) print_machine(machine);
+  if (options.device.kind == Device::Kind::kCuda && !cuda_refusal().empty()) {
+    fail(Status::kUnsupported, "bench", "--device cuda needs a GPU: {}", cuda_refusal());
+  }
+  const MachineSpeed machine = measure_machine(options.device);
+  if (!options.json) print_machine(machine, options.device);
   for (const std::string& text : problems) bench_problem(options, machine, text, named);
 }
 

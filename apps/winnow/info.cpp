@@ -4,7 +4,9 @@
 #include <nlohmann/json.hpp>
 
 #include "apps/winnow/commands.h"
+#include "base/check.h"
 #include "base/cpu_features.h"
+#include "winnow/device.h"
 #include "winnow/implementations.h"
 #include "winnow/threads.h"
 
@@ -46,8 +48,20 @@ nlohmann::ordered_json gather() {
         {{"name", set.name}, {"usable", set.refusal.empty()}, {"reason", set.refusal}});
   }
   info["threads"] = num_threads();
-  info["devices"] = {{{"kind", "cpu"}, {"usable", true}, {"reason", ""}},
-                     {{"kind", "cuda"}, {"usable", false}, {"reason", "not built"}}};
+  info["devices"] = {{{"kind", "cpu"}, {"usable", true}, {"reason", ""}}};
+  int index = 0;
+  for (const CudaDevice& gpu : cuda_devices()) {
+    info["devices"].push_back({{"kind", device_text({Device::Kind::kCuda, index++})},
+                               {"usable", true},
+                               {"reason", ""},
+                               {"name", gpu.name},
+                               {"compute_capability", fmt::format("{}.{}", gpu.major, gpu.minor)},
+                               {"multiprocessors", gpu.processors},
+                               {"memory_bytes", gpu.memory_bytes}});
+  }
+  if (cuda_devices().empty()) {
+    info["devices"].push_back({{"kind", "cuda"}, {"usable", false}, {"reason", cuda_refusal()}});
+  }
   info["pins"] = pinned_implementations();
   info["libraries"] = {
       {"fmt",
@@ -79,7 +93,14 @@ void print_text(const nlohmann::ordered_json& info) {
   line("cpu features", features.empty() ? "none that winnow uses" : features);
   for (const auto& set : info["instruction_sets"]) line("cpu." + text(set["name"]), usable(set));
   line("threads", fmt::format("{}", info["threads"].get<int>()));
-  for (const auto& device : info["devices"]) line("device " + text(device["kind"]), usable(device));
+  for (const auto& device : info["devices"]) {
+    std::string what = usable(device);
+    if (device.contains("name")) {
+      what += fmt::format(": {}, compute capability {}", text(device["name"]),
+                          text(device["compute_capability"]));
+    }
+    line("device " + text(device["kind"]), what);
+  }
   for (const auto& [operation, implementation] : info["pins"].items())
     line("pin", operation + "=" + text(implementation));
   for (const auto& [name, version] : info["libraries"].items()) line(name, text(version));

@@ -21,9 +21,7 @@ struct Bias {
   int pool_size;
 
   explicit Bias(const Tensor& ape)
-      : data(ape.as<float>()),
-        stride(ape.strides[0]),
-        pool_size(static_cast<int>(ape.shape[0])) {}
+      : data(ape.as<float>()), stride(ape.strides[0]), pool_size(static_cast<int>(ape.shape[0])) {}
 };
 
 template <class T>

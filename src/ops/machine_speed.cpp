@@ -5,8 +5,12 @@
 
 #include "base/array.h"
 #include "base/cpu_features.h"
+#include "base/device.h"
 #include "base/parallel.h"
 #include "base/speed_loops.h"
+#if defined(WINNOW_CUDA)
+#include "cuda/machine_speed.h"
+#endif
 
 namespace winnow {
 namespace cpu::portable {
@@ -72,6 +76,48 @@ MachineSpeed::Level measure_level(const SpeedLoops& loops, float* memory, std::i
   return level;
 }
 
+#if defined(WINNOW_CUDA)
+
+constexpr std::int64_t kGpuLevels[] = {16 << 20, 32 << 20, 256 << 20, 1 << 30};
+
+// Seconds of what queue() queues, the best of several runs.
+template <class Queue>
+double best_device_seconds(Device device, Queue&& queue) {
+  DeviceTimer timer(device);
+  double best = 1e30;
+  for (int run = 0; run < 6; ++run) {
+    timer.start({});
+    queue();
+    best = std::min(best, timer.stop_ms({}) / 1e3);
+  }
+  return best;
+}
+
+MachineSpeed measure_gpu(Device device) {
+  const DeviceScope scope(device);
+  const CudaDevice& gpu = cuda_devices()[static_cast<std::size_t>(device.index)];
+  MachineSpeed speed{gpu.processors, gpu.name + ", bf16 mma.sync", 0, {}};
+  const DeviceMemory memory(device, kGpuLevels[std::size(kGpuLevels) - 1]);
+  auto* floats = static_cast<float*>(memory.data());
+  cuda::queue_writes(floats, memory.bytes() / 4, 1);
+  double flops = 0;
+  const double seconds =
+      best_device_seconds(device, [&] { flops = cuda::queue_products(20'000, floats); });
+  speed.flops = flops / seconds;
+  for (const std::int64_t bytes : kGpuLevels) {
+    const std::int64_t passes = std::max<std::int64_t>(1, (std::int64_t{1} << 30) / bytes);
+    const auto moved = static_cast<double>(bytes * passes);
+    const double read =
+        best_device_seconds(device, [&] { cuda::queue_reads(floats, bytes / 4, passes, floats); });
+    const double write =
+        best_device_seconds(device, [&] { cuda::queue_writes(floats, bytes / 4, passes); });
+    speed.levels.push_back({bytes, moved / read, moved / write});
+  }
+  return speed;
+}
+
+#endif
+
 }  // namespace
 
 double MachineSpeed::bandwidth(double bytes) const {
@@ -86,7 +132,10 @@ double MachineSpeed::floor_seconds(double work_flops, double work_bytes) const {
   return std::max(work_flops / flops, work_bytes / bandwidth(work_bytes));
 }
 
-MachineSpeed measure_machine() {
+MachineSpeed measure_machine([[maybe_unused]] Device device) {
+#if defined(WINNOW_CUDA)
+  if (device.kind == Device::Kind::kCuda) return measure_gpu(device);
+#endif
   const SpeedLoops& loops = best_loops();
   MachineSpeed speed{num_threads(), loops.instruction_set, 0, {}};
   constexpr std::int64_t kSteps = 200'000;

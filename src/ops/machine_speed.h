@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "winnow/tensor.h"
+
 namespace winnow {
 
 struct MachineSpeed {
@@ -12,9 +14,10 @@ struct MachineSpeed {
     std::int64_t bytes = 0;      // working set of all threads together
     double read = 0, write = 0;  // bytes per second, over and over
   };
-  int threads = 0;
+  int threads = 0;  // of a GPU: its multiprocessors
   std::string instruction_set;
-  double flops = 0;           // multiply-adds in registers, two FLOPs each, per second
+  double flops = 0;           // multiply-adds in registers, two FLOPs each, per second; of a GPU:
+                              // bf16 on the tensor cores
   std::vector<Level> levels;  // by rising size; the last is memory
 
   // Bytes per second for a problem of `bytes`: the level just below, so that what fits into a cache
@@ -24,8 +27,8 @@ struct MachineSpeed {
   double floor_seconds(double work_flops, double work_bytes) const;
 };
 
-// Runs the loops of src/cpu on num_threads() threads, with the best usable instruction set; takes
-// about half a second and 256 MiB.
-MachineSpeed measure_machine();
+// Runs the loops of src/cpu on num_threads() threads, with the best usable instruction set, or those of
+// src/cuda on a GPU; takes about half a second and 256 MiB (1 GiB on a GPU).
+MachineSpeed measure_machine(Device device = {});
 
 }  // namespace winnow
