@@ -54,6 +54,8 @@ struct Operation {
 };
 
 const std::vector<Operation>& operations();
+// The benchmarks of an operation at the sizes that GPUs are for.
+std::vector<std::string> gpu_bench_problems(const std::string& operation);
 const Operation& find_operation(const std::string& name);  // throws with the nearest valid name
 
 // One line per implementation that accepts the problem. Each runs into poisoned outputs between

@@ -174,7 +174,8 @@ void bench_problem(const Options& options, const MachineSpeed& machine, const st
   const std::unique_ptr<Case> c = bench::find_operation(problem.operation()).make(problem);
   const Explanation explanation = c->explain();
   const std::string chosen = explanation.chosen();
-  if (chosen.empty()) c->workspace_bytes();  // throws with every refusal
+  if (chosen.empty() && named) c->workspace_bytes();  // throws with every refusal
+  if (chosen.empty()) fmt::print(stderr, "winnow: left out, nobody accepts: {}\n", text);
   for (const Verdict& v : explanation.verdicts) {
     if (!v.refusal.empty() || (!options.all && v.implementation != chosen)) continue;
     const double reference_seconds = c->cost().flops / kReferenceFlops;
@@ -207,8 +208,10 @@ void run(const Options& options) {
     for (const bench::Operation& operation : bench::operations()) operations.push_back(&operation);
   }
   for (const bench::Operation* operation : operations) {
-    problems.insert(problems.end(), operation->bench_problems.begin(),
-                    operation->bench_problems.end());
+    const std::vector<std::string> list = options.device.kind == Device::Kind::kCpu
+                                              ? operation->bench_problems
+                                              : bench::gpu_bench_problems(operation->name);
+    problems.insert(problems.end(), list.begin(), list.end());
   }
   if (options.device.kind == Device::Kind::kCuda && !cuda_refusal().empty()) {
     fail(Status::kUnsupported, "bench", "--device cuda needs a GPU: {}", cuda_refusal());
