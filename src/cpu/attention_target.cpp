@@ -56,24 +56,16 @@ std::int64_t workspace_bytes(const AttentionTargetArgs& a) {
 __attribute__((noinline)) void add_heads(const float* tile, const float* lse, Tiles tiles,
                                          std::int64_t dim, const float* panel, float scale,
                                          Prefetcher& ahead, int lines, F8 (&sum)[2]) {
-  for (int t = 0; t < tiles.count; ++t) {
-    const int heads = tiles.rows(t);
-    ahead.step(lines);
-    with_rows(
-        heads, [&]<int kHeads>() __attribute__((always_inline)) {
-          Wide dot[kHeads];
-#pragma GCC unroll 16
-          for (int h = 0; h < kHeads; ++h) dot[h] = zero16();
-          multiply_tile<kHeads>(tile, kHeads, 1, panel, dim, dot);
-          for (int h = 0; h < kHeads; ++h) {
-            if (lse[h] == -__builtin_inff()) continue;  // the head saw no key
-            sum[0] += exp8(fma(low8(dot[h]), splat(scale), splat(-lse[h])));
-            sum[1] += exp8(fma(high8(dot[h]), splat(scale), splat(-lse[h])));
-          }
-        });
-    tile += heads * dim;
-    lse += heads;
-  }
+  for_head_dots(
+      tile, tiles, dim, panel, ahead, lines,
+      [&]<int kHeads>(std::int64_t first, Wide(&dot)[kHeads]) __attribute__((always_inline)) {
+        for (int h = 0; h < kHeads; ++h) {
+          const float own = lse[first + h];
+          if (own == -__builtin_inff()) continue;  // the head saw no key
+          sum[0] += exp8(fma(low8(dot[h]), splat(scale), splat(-own)));
+          sum[1] += exp8(fma(high8(dot[h]), splat(scale), splat(-own)));
+        }
+      });
 }
 
 template <class T>

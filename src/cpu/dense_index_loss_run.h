@@ -222,25 +222,17 @@ __attribute__((noinline)) inline Wide dots_and_score(const float* tile, const fl
                                                      Tiles tiles, float floor, std::int64_t dim,
                                                      const float* panel, float* dots) {
   Wide score = zero16();
-  for (int t = 0; t < tiles.count; ++t) {
-    const int heads = tiles.rows(t);
-    with_rows(
-        heads, [&]<int kHeads>() __attribute__((always_inline)) {
-          Wide dot[kHeads];
+  const Wide least = splat16(floor);
+  Prefetcher nothing(0);
+  for_head_dots(
+      tile, tiles, dim, panel, nothing,
+      0, [&]<int kHeads>(std::int64_t first, Wide(&dot)[kHeads]) __attribute__((always_inline)) {
 #pragma GCC unroll 16
-          for (int h = 0; h < kHeads; ++h) dot[h] = zero16();
-          multiply_tile<kHeads>(tile, kHeads, 1, panel, dim, dot);
-          const Wide least = splat16(floor);
-#pragma GCC unroll 16
-          for (int h = 0; h < kHeads; ++h) {
-            store(dots + h * kPanel, dot[h]);
-            score = fma(splat16(weights[h]), max16(least, dot[h]), score);
-          }
-        });
-    tile += heads * dim;
-    weights += heads;
-    dots += heads * kPanel;
-  }
+        for (int h = 0; h < kHeads; ++h) {
+          store(dots + (first + h) * kPanel, dot[h]);
+          score = fma(splat16(weights[first + h]), max16(least, dot[h]), score);
+        }
+      });
   return score;
 }
 

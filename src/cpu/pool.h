@@ -65,6 +65,23 @@ WINNOW_INLINE F8 pooled_channels(const PoolTokens<T>& tokens, const Tensor& ape,
   return round_as(pooled, static_cast<const T*>(nullptr));
 }
 
+// The channels from d on, fewer than eight.
+template <class T>
+__attribute__((noinline)) inline void pool_rest(const PoolTokens<T>& tokens, const Tensor& ape,
+                                                PoolRounding rounding, std::int64_t d,
+                                                std::int64_t dim, T* pooled) {
+  const auto rest = static_cast<int>(dim - d);
+  const F8 last = pooled_channels<0>(
+      tokens, ape, rounding, [ d, rest ](const auto* row) __attribute__((always_inline)) {
+        float v[8] = {};
+        for (int i = 0; i < rest; ++i) v[i] = to_float(row[d + i]);
+        return load(v);
+      });
+  T cells[8];
+  store_as(cells, last);
+  for (int i = 0; i < rest; ++i) pooled[d + i] = cells[i];
+}
+
 // The pooled key of `tokens`, [dim], which may begin anywhere.
 template <int kSize, class T>
 __attribute__((noinline)) inline void pool_tokens(const PoolTokens<T>& tokens, const Tensor& ape,
@@ -78,17 +95,7 @@ __attribute__((noinline)) inline void pool_tokens(const PoolTokens<T>& tokens, c
                    return load(row + d);
                  }));
   }
-  if (d == dim) return;
-  const auto rest = static_cast<int>(dim - d);
-  const F8 last = pooled_channels<0>(
-      tokens, ape, rounding, [ d, rest ](const auto* row) __attribute__((always_inline)) {
-        float v[8] = {};
-        for (int i = 0; i < rest; ++i) v[i] = to_float(row[d + i]);
-        return load(v);
-      });
-  T cells[8];
-  store_as(cells, last);
-  for (int i = 0; i < rest; ++i) pooled[d + i] = cells[i];
+  if (d < dim) pool_rest(tokens, ape, rounding, d, dim, pooled);
 }
 template <class T>
 WINNOW_INLINE void pool_tokens(const PoolTokens<T>& tokens, const Tensor& ape,

@@ -45,12 +45,13 @@ inline void pack_key_rows(const char* const* address, DType dtype, std::int64_t 
   });
 }
 
-// 16 scores of one row. `ahead` fetches the next keys meanwhile, `lines` cache lines per tile.
-__attribute__((noinline)) inline void score_panel(const float* tile, const float* weights,
-                                                  Tiles tiles, Activation activation,
-                                                  std::int64_t dim, const float* panel,
-                                                  Prefetcher& ahead, int lines, float* out) {
-  Wide score = zero16();
+// The dots of a row's heads with 16 keys, in registers: each.operator()<kHeads>(first, dot) takes
+// dot[kHeads] of the heads first, first + 1, ..., tile by tile. `ahead` fetches the next keys
+// meanwhile, `lines` cache lines per tile.
+template <class Each>
+WINNOW_INLINE void for_head_dots(const float* tile, Tiles tiles, std::int64_t dim,
+                                 const float* panel, Prefetcher& ahead, int lines, Each&& each) {
+  std::int64_t first = 0;
   for (int t = 0; t < tiles.count; ++t) {
     const int heads = tiles.rows(t);
     ahead.step(lines);
@@ -60,21 +61,32 @@ __attribute__((noinline)) inline void score_panel(const float* tile, const float
 #pragma GCC unroll 16
           for (int h = 0; h < kHeads; ++h) dot[h] = zero16();
           multiply_tile<kHeads>(tile, kHeads, 1, panel, dim, dot);
-          if (activation.scale != 1) {
-#pragma GCC unroll 16
-            for (int h = 0; h < kHeads; ++h) {
-              dot[h] = multiply(dot[h], splat16(activation.scale));
-            }
-          }
-          const Wide least = splat16(activation.floor);
-#pragma GCC unroll 16
-          for (int h = 0; h < kHeads; ++h) {  // NaN stays: max16 gives its second operand
-            score = fma(splat16(weights[h]), max16(least, dot[h]), score);
-          }
+          each.template operator()<kHeads>(first, dot);
         });
     tile += heads * dim;
-    weights += heads;
+    first += heads;
   }
+}
+
+// 16 scores of one row.
+__attribute__((noinline)) inline void score_panel(const float* tile, const float* weights,
+                                                  Tiles tiles, Activation activation,
+                                                  std::int64_t dim, const float* panel,
+                                                  Prefetcher& ahead, int lines, float* out) {
+  Wide score = zero16();
+  for_head_dots(
+      tile, tiles, dim, panel, ahead, lines,
+      [&]<int kHeads>(std::int64_t first, Wide(&dot)[kHeads]) __attribute__((always_inline)) {
+        if (activation.scale != 1) {
+#pragma GCC unroll 16
+          for (int h = 0; h < kHeads; ++h) dot[h] = multiply(dot[h], splat16(activation.scale));
+        }
+        const Wide least = splat16(activation.floor);
+#pragma GCC unroll 16
+        for (int h = 0; h < kHeads; ++h) {  // NaN stays: max16 gives its second operand
+          score = fma(splat16(weights[first + h]), max16(least, dot[h]), score);
+        }
+      });
   store(out, score);
 }
 
