@@ -66,8 +66,8 @@ struct CheckResult {
   std::vector<Comparison> comparisons;
   std::string failure;  // "" if it passed
 };
-// On a GPU it runs twice in place of one and several threads, and fences of poison stand for the guard
-// pages.
+// On a GPU it runs twice in place of one and several threads, and fences of poison stand for the
+// guard pages.
 std::vector<CheckResult> check_problem(const std::string& text, Device device = {});
 
 // Pins an operation while it lives, then restores the user's pin.

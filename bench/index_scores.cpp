@@ -49,8 +49,8 @@ class IndexScoresCase : public Case {
     const std::int64_t heads = query_.view().shape[1], dim = query_.view().shape[2];
     // One product and `dim` additions per dot, one product and `heads` additions per score: every
     // term w q k passes at most dim + heads + 2 roundings; one more with a dot_scale, one more with
-    // FP8's scale of the key. ReLU is 1-Lipschitz, so it adds none. A rounded operation whose result
-    // is subnormal is off by 2^-150 at most instead.
+    // FP8's scale of the key. ReLU is 1-Lipschitz, so it adds none. A rounded operation whose
+    // result is subnormal is off by 2^-150 at most instead.
     const bool fp8 = !args_.index_key_scale.empty() && args_.index_query_scale.empty();
     const int more = (args_.dot_scale != 1 ? 1 : 0) + (fp8 ? 1 : 0);
     const double relative = args_.index_query.dtype == DType::kF64

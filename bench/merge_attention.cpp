@@ -15,7 +15,7 @@ namespace winnow::bench {
 namespace {
 
 // Parts whose lse is -inf hold NaN. By word:
-//   gauss  lse of some spread, every third (part, row, head) empty, and all parts of every fifth row
+//   gauss  lse of some spread, every third (part, row, head) empty, all parts of every fifth row
 //   far    lse from -3e38 to 3e38, so that most weights vanish
 void fill_parts(const std::string& kind, const Tensor& output, const Tensor& lse, Random& random) {
   fill_gauss(output, random);

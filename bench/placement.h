@@ -1,5 +1,6 @@
-// Problems on a GPU. Cases are built, poisoned and compared in host memory; while a Placement lives,
-// `placed(args)` gives a call the same tensors on its device, and their memory is copied there and back.
+// Problems on a GPU. Cases are built, poisoned and compared in host memory; while a Placement
+// lives, `placed(args)` gives a call the same tensors on its device, and their memory is copied
+// there and back.
 #pragma once
 
 #include <cstdint>
@@ -44,8 +45,8 @@ class Placement {
   // Every twin gets what the host holds, unless uploads are off: a benchmark repeats one call.
   void upload();
   void set_uploads(bool on) { uploads_ = on; }
-  // The host gets what the device holds, when all is done there. Throws where the device wrote outside a
-  // tensor's memory.
+  // The host gets what the device holds, when all is done there. Throws where the device wrote
+  // outside a tensor's memory.
   void download();
 
  private:
@@ -64,8 +65,8 @@ inline std::optional<Placement> place(Device device) {
                                            : std::optional<Placement>(std::in_place, device);
 }
 
-// One call on the device that problems run on, with a poisoned workspace of exactly so many bytes. When
-// it returns, the host holds what the call wrote.
+// One call on the device that problems run on, with a poisoned workspace of exactly so many bytes.
+// When it returns, the host holds what the call wrote.
 void run_once(std::int64_t workspace_bytes, const std::function<void(Workspace)>& call);
 
 template <class Args>

@@ -1,13 +1,13 @@
 // Bounds of a pooled key, to first order in the unit roundoff u (2^-24; 2^-52 for f64 calls, whose
 // truth is rounded as well). Let a_t = gate_t + ape_t, A = max |a_t|, D = max a - min a.
 //
-//   a_t is rounded once and so is its distance to the largest: the exponent of e_t is off by at most
-//   E = u (A + D), and exp by 2 u more. The largest cancels: it divides every e_t and their sum. So
-//   a weight e_t * (1 / sum e) has relative error R = 2 E + 4 u + gamma(P - 1) + 2 u; and an
-//   absolute one of T = 2^-126, since an exponential below the normal range may be 0.
+//   a_t is rounded once and so is its distance to the largest: the exponent of e_t is off by at
+//   most E = u (A + D), and exp by 2 u more. The largest cancels: it divides every e_t and their
+//   sum. So a weight e_t * (1 / sum e) has relative error R = 2 E + 4 u + gamma(P - 1) + 2 u; and
+//   an absolute one of T = 2^-126, since an exponential below the normal range may be 0.
 //
-// kOnce: sum_t w_t k_t is off by sum |w_t k_t| (R + gamma(P + 1)) and P T (1 + max |k|); rounding to
-// the dtype is monotone, so the result lies between the rounded ends.
+// kOnce: sum_t w_t k_t is off by sum |w_t k_t| (R + gamma(P + 1)) and P T (1 + max |k|); rounding
+// to the dtype is monotone, so the result lies between the rounded ends.
 // kKeyDtype: every rounding in between is monotone too: each weight, and then each product, lies
 // between the rounded ends of its own interval, and the ends are added up, with gamma(P) of the
 // sum's own roundings. Where no end crosses a rounding boundary the interval is one number.

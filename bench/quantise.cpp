@@ -50,7 +50,8 @@ class QuantiseCase : public Case {
   }
 
  private:
-  // Powers of two times 448, one unit more, one less, in groups of their own; and what is no number.
+  // Powers of two times 448, one unit more, one less, in groups of their own; and what is no
+  // number.
   static void fill_edges(const Tensor& t, Random& random) {
     constexpr double kInfinity = std::numeric_limits<double>::infinity();
     const double kinds[] = {448, 448 * (1 + 0x1p-7), 448 * (1 - 0x1p-8), 0,  0x1p-24, 0x1p-9,

@@ -1,5 +1,5 @@
-// Rows per chunk under a byte budget: the table of a public implementation (its budget of 2 and of 8
-// GiB, its cap of 2^31 numbers, its alignment), and the three bounds one by one.
+// Rows per chunk under a byte budget: the table of a public implementation (its budget of 2 and of
+// 8 GiB, its cap of 2^31 numbers, its alignment), and the three bounds one by one.
 #include "winnow/chunks.h"
 
 #include <gtest/gtest.h>

@@ -322,8 +322,8 @@ TEST(DenseIndexLoss, ARowDoesNotDependOnTheOthers) {
   }
 }
 
-// Blocks, tiles and lanes are counted from a row's start: a sequence gives the same bits wherever it
-// lies in the key space.
+// Blocks, tiles and lanes are counted from a row's start: a sequence gives the same bits wherever
+// it lies in the key space.
 TEST(DenseIndexLoss, APackedSequenceHasTheBitsOfTheSequenceAlone) {
   constexpr std::int64_t kFirst = 37, kRest = 1200;
   Dense x(DType::kF32, {kFirst + kRest, kFirst + kRest, 3, 9, 2, 1, 10}, "causal");

@@ -47,8 +47,8 @@ TEST(IndexLoss, KnownRow) {  // target [0.75, 0.25] against equal scores
   }
 }
 
-// A probability below the least f32: ln p = -495.06 all the same, not -87.34 (which would make 42.98
-// of it). 0.5 (ln 0.5 - 0) + 0.5 (ln 0.5 + 495.06).
+// A probability below the least f32: ln p = -495.06 all the same, not -87.34 (which would make
+// 42.98 of it). 0.5 (ln 0.5 - 0) + 0.5 (ln 0.5 + 495.06).
 TEST(IndexLoss, LnPDoesNotSaturate) {
   for (DType dtype : kDTypes) {
     Loss x(dtype, 1, 2, {0.5, 0.5}, {495.06, 0}, {0, 1});

@@ -1,5 +1,5 @@
-// Scores and selections in FP8 and MXFP8: exact on the dequantised numbers, scales of their own keys,
-// special bytes, what quantisation costs in selected keys, and what is refused.
+// Scores and selections in FP8 and MXFP8: exact on the dequantised numbers, scales of their own
+// keys, special bytes, what quantisation costs in selected keys, and what is refused.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -306,8 +306,8 @@ TEST(IndexPrecision, M1EveryKeyHasItsOwnScale) {
   }
 }
 
-// M2: the bytes 0, 127, 130, 255 stand for 2^-127, 1, 8 and NaN; a NaN key is never selected and its
-// place is taken by the next.
+// M2: the bytes 0, 127, 130, 255 stand for 2^-127, 1, 8 and NaN; a NaN key is never selected and
+// its place is taken by the next.
 TEST(IndexPrecision, M2SpecialScaleBytes) {
   Inputs in(DType::kF32, 2, 8, 1, 32);
   for (std::int64_t n = 0; n < in.query.elements(); ++n) in.query.as<float>()[n] = 1;

@@ -1,5 +1,5 @@
-// What the shared problems of index_scores_at_backward do not show: finite differences, who gives to
-// which gradient, the gate at 0, weights in bf16, memory that must not be touched.
+// What the shared problems of index_scores_at_backward do not show: finite differences, who gives
+// to which gradient, the gate at 0, weights in bf16, memory that must not be touched.
 #include "winnow/index_scores_at_backward.h"
 
 #include <cmath>

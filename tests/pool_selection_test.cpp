@@ -209,8 +209,8 @@ TEST(PoolSelection, AboveBudgetEqualsTheOracle) {
 }
 
 // A batch padded on either side. The oracle follows the other formulation: the key axis is shifted
-// left by the phase, first valid token mod pool_size, pools lie on the grid of the shifted axis, and
-// tokens that the mask hides are dropped at the end.
+// left by the phase, first valid token mod pool_size, pools lie on the grid of the shifted axis,
+// and tokens that the mask hides are dropped at the end.
 TEST(PoolSelection, MasksWithAPhase) {
   constexpr std::int64_t kBatch = 5, kLength = 45, kPool = 4;
   const std::int64_t first[kBatch] = {0, 3, 17, 8, 45}, last[kBatch] = {45, 45, 42, 30, 45};
@@ -336,8 +336,8 @@ TEST(PoolSelection, ChunkedPrefillAndDecodeEqualOneShot) {
   }
 }
 
-// Three requests whose pages lie among each other: mixed steps of prefill chunks and decodes, rows of
-// all requests in one call, ids that are positions inside a request.
+// Three requests whose pages lie among each other: mixed steps of prefill chunks and decodes, rows
+// of all requests in one call, ids that are positions inside a request.
 TEST(PoolSelection, PagedStepsEqualEachRequestAlone) {
   constexpr std::int64_t kRequests = 3, kPool = 4, kPage = 12, kPages = 5, kTopk = 16;
   std::vector<Tokens> requests;
@@ -466,7 +466,8 @@ TEST(PoolSelection, AllThreeOperationsAllocateNothing) {
   EXPECT_EQ(allocations, 0);
 }
 
-// 12 tokens, and one key of an early chunk that the last query points at; all others are orthogonal.
+// 12 tokens, and one key of an early chunk that the last query points at; all others are
+// orthogonal.
 TEST(PoolSelection, IndexCacheKeepsEarlierChunks) {
   for (const std::int64_t pool_size : {1, 2}) {
     Tokens in(12, pool_size, 26);

@@ -1,4 +1,5 @@
-// Pools of sequences, of packed sequences and of masks; what rows see of them; their slots in pages.
+// Pools of sequences, of packed sequences and of masks; what rows see of them; their slots in
+// pages.
 #include "winnow/pools.h"
 
 #include <gtest/gtest.h>
@@ -140,8 +141,8 @@ TEST(Pools, ARowThatLeavesItsSequenceIsRefused) {
   EXPECT_NE(error_of([] { pool_layout(TokenSpans{{0, 3}, {4, 5}}, 2); }), "");
 }
 
-// Units of the block table are pages of tokens; a page of 20 tokens holds 5 pools. 100 tokens are 25
-// pools in 25 slots of their own, whatever the pages are.
+// Units of the block table are pages of tokens; a page of 20 tokens holds 5 pools. 100 tokens are
+// 25 pools in 25 slots of their own, whatever the pages are.
 TEST(Pools, TokenUnitAndPoolUnitShareOneBlockTable) {
   const Ids table{7, 2, 9, 0, 4};
   const Ids slots = pool_slots(table, 20, 4, 0, 100);

@@ -129,7 +129,8 @@ TEST(Quantise, ScaleOfARowIsItsLargestOver448) {
             0x1p-22);  // 1e-4/448 = 2^-22.09
 }
 
-// M1: every group has a scale of its own; rows of very different sizes come back within one quantum.
+// M1: every group has a scale of its own; rows of very different sizes come back within one
+// quantum.
 TEST(Quantise, M1TheScaleIsThatOfItsOwnRow) {
   constexpr std::int64_t kRows = 64, kDim = 128, kGroups = 4;
   const double sizes[] = {1, 8, 0.125, 32};

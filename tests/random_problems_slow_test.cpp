@@ -2,8 +2,8 @@
 // the reference, between guard pages, with one thread and with seventeen.
 //
 // A problem starts from one of the operation's check list; some of its values are then replaced, by
-// awkward numbers or by what other problems of the list have in that place. A problem that the rules
-// of the operation refuse is counted and left. WINNOW_RANDOM_SEED repeats a run.
+// awkward numbers or by what other problems of the list have in that place. A problem that the
+// rules of the operation refuse is counted and left. WINNOW_RANDOM_SEED repeats a run.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -176,8 +176,8 @@ TEST(SelectionMemory, BudgetsThreadsAndBatchesChangeNothing) {
   }
 }
 
-// K5: chunks of a prompt, small and large, under a small budget and a large one, at the beginning of
-// a prompt and late in a long one: no combination fails, and all select the same.
+// K5: chunks of a prompt, small and large, under a small budget and a large one, at the beginning
+// of a prompt and late in a long one: no combination fails, and all select the same.
 TEST(SelectionMemory, K5EveryChunkOfEveryPromptUnderEveryBudget) {
   constexpr std::int64_t kRows = 2048;
   for (const std::int64_t length : {std::int64_t{2048}, std::int64_t{15360}}) {

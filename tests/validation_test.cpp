@@ -1,4 +1,5 @@
-// Validation mode: each rule on the values of integer inputs and scales, in every operation that it holds for.
+// Validation mode: each rule on the values of integer inputs and scales, in every operation that it
+// holds for.
 #include "winnow/validation.h"
 
 #include <fmt/format.h>

@@ -1,11 +1,11 @@
-// append_pools: pool_keys for sequences that grow. Each request keeps the keys and gates of its open
-// pool, at most pool_size - 1 tokens; a token that completes a pool gives its pooled key.
+// append_pools: pool_keys for sequences that grow. Each request keeps the keys and gates of its
+// open pool, at most pool_size - 1 tokens; a token that completes a pool gives its pooled key.
 //
 // - Request r brings the tokens [cu_seqlens[r], cu_seqlens[r + 1]) of the call, none or many; they
 //   are the positions context[r], context[r] + 1, ... of the request. Pools begin at position 0.
-// - The token of position p belongs to place p % pool_size of its pool. The open pool's tokens stand
-//   at slot p % pool_size of the request's ring; the last place needs no slot. Nothing else of the
-//   ring is read, and only slots of new tokens of the open pool are written.
+// - The token of position p belongs to place p % pool_size of its pool. The open pool's tokens
+//   stand at slot p % pool_size of the request's ring; the last place needs no slot. Nothing else
+//   of the ring is read, and only slots of new tokens of the open pool are written.
 // - Where new token i completes a pool, the pooled key goes to slot pool_slots[i]: row i of a
 //   pooled_key [slots, index_dim]; row s % n of page s / n if it is [pages, n, index_dim]. Other
 //   entries are not read. A slot outside is a pool that nobody keeps.
@@ -13,6 +13,8 @@
 //   of no request, are neither read nor written.
 // - Bit for bit what pool_keys gives over the whole sequence, however it was cut into calls.
 // - Two requests of one call must not share a ring, nor two pools a slot.
+// - Source: pool_keys.h, for decoding.
+// - Errors, questions before memory exists: implementations.h.
 #pragma once
 
 #include "winnow/pool_keys.h"

@@ -21,6 +21,9 @@
 // - NaN and infinity: as in index_loss.h and index_scores_at_backward.h.
 // - Outputs are overwritten, summed in a fixed order, no atomics: bitwise equal for every thread
 //   count. kl and the gradients by index_query and index_weights of a row depend on that row only.
+// - Source: the loss of the dense warm-up stage, DeepSeek-V3.2-Exp report, "Continued
+//   Pre-Training"; the two clamps at 1e-10 as in Megatron Core, ln p exact.
+// - Errors, questions before memory exists: implementations.h.
 #pragma once
 
 #include <functional>
@@ -33,15 +36,15 @@ namespace winnow {
 struct DenseIndexLossArgs {
   Tensor index_query;    // [rows, index_heads, index_dim] f64 | f32 | bf16 | f16
   Tensor index_key;      // [keys, index_dim], dtype of index_query
-  Tensor index_weights;  // [rows, index_heads] f32 (f64 with f64)
+  Tensor index_weights;  // [rows, index_heads] f32 | bf16 (f64 with f64)
   bool relu = true;
-  Tensor query;  // [rows, heads, dim_qk], of the attention; same dtype
-  Tensor key;    // [keys, kv_heads, dim_qk]
-  Tensor lse;    // f32 (f64 with f64) [rows, heads], of dense attention
-  double softmax_scale = 0;
-  Tensor starts;    // int32 [rows]
-  Tensor ends;      // int32 [rows]
-  double d_kl = 1;  // derivative of the caller's loss by each row's kl
+  Tensor query;              // [rows, heads, dim_qk], of the attention; same dtype
+  Tensor key;                // [keys, kv_heads, dim_qk]
+  Tensor lse;                // f32 (f64 with f64) [rows, heads], of dense attention
+  double softmax_scale = 0;  // required, > 0: of q . k of the attention, before the exponential
+  Tensor starts;             // int32 [rows]
+  Tensor ends;               // int32 [rows]
+  double d_kl = 1;           // derivative of the caller's loss by each row's kl
   // Sums a contiguous tile [tile rows, tile keys] of t (f32, or f64 from the reference) over
   // ranks, in place. Empty: one rank.
   std::function<void(Tensor tile)> reduce_target;

@@ -6,6 +6,8 @@
 //   or what they equal up to the order of roundings (FP8).
 // - A product with a power of two is exact unless it leaves the range of f32: beyond, infinity.
 // - NaN in data or scale (the code 0x7f, the byte 255) gives NaN.
+// - Source: the inverse of quantise.h.
+// - Errors, questions before memory exists: implementations.h.
 #pragma once
 
 #include "winnow/implementations.h"

@@ -22,8 +22,8 @@ const std::vector<CudaDevice>& cuda_devices();
 // Why no GPU can be used: "not built", the driver's words, ...; "" where there is one.
 const std::string& cuda_refusal();
 
-// Loads every kernel of the library onto a GPU. Afterwards no call loads code or takes device memory
-// for it. Throws where the device does not exist.
+// Loads every kernel of the library onto a GPU. Afterwards no call loads code or takes device
+// memory for it. Throws where the device does not exist.
 void warmup(Device device);
 
 }  // namespace winnow

@@ -8,6 +8,9 @@
 //   differences at distance 1, 2, 4, ..., then one product.
 // - output may be input itself (the same view): in place.
 // - NaN and infinities make their row NaN or infinite, and no other row.
+// - Source: the rotation of index queries and keys in DeepSeek-V3.2-Exp's published inference code;
+//   the matrix is Sylvester's.
+// - Errors, questions before memory exists: implementations.h.
 #pragma once
 
 #include "winnow/implementations.h"

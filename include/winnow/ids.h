@@ -6,6 +6,7 @@
 // They are two types, so that neither passes for the other; converting twice does not compile.
 // - -1 stays -1. An id outside its row's request becomes -1, which every operation ignores.
 // - A conversion may work in place. Ids have any strides; arithmetic is in 64 bit.
+// - What breaks a rule throws winnow::Error before anything is written.
 #pragma once
 
 #include "winnow/tensor.h"

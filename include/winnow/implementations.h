@@ -1,6 +1,12 @@
 // Who runs an operation. Every operation has an ordered list of implementations; the first that
 // does not refuse runs, and the list ends in the double-precision reference, which never refuses.
 // For the answer to one concrete call see `explain(const ...Args&)` beside each operation.
+//
+// Every operation is called in one way:
+// - A call that breaks a rule throws winnow::Error (error.h) before anything is written.
+// - `..._workspace_bytes(args)` and `explain(args)` accept tensors whose data is null, so both can
+//   be asked before memory exists. For shapes, dtypes and options they throw what the call would.
+// - The call allocates nothing. It takes a workspace of at least that many bytes (tensor.h).
 #pragma once
 
 #include <map>

@@ -12,6 +12,9 @@
 // - The caller chooses what the rows are divided by, and says it in d_kl: the derivative of its
 //   loss by each row's kl (coefficient / valid rows for a mean, coefficient for a sum).
 // - index_scores_at_backward takes d_scores on to index_query, index_key and index_weights.
+// - Source: the loss of the sparse training stage, DeepSeek-V3.2-Exp report, "Continued
+//   Pre-Training"; the two clamps at 1e-10 as in Megatron Core, ln p exact.
+// - Errors, questions before memory exists: implementations.h.
 #pragma once
 
 #include "winnow/implementations.h"

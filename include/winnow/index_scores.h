@@ -8,14 +8,16 @@
 // - An empty range writes nothing.
 // - Columns past the row's range keep what they held; scores past the width are dropped.
 // - dot_scale multiplies q . k before the ReLU.
-// - FP8: query and key in E4M3 with a scale per key, which multiplies the finished score; the scale of
-//   the query belongs into index_weights. MXFP8: a power of two per 32 channels of both; exact, so the
-//   score is that of the dequantised numbers (which f32 must hold). A NaN in codes or scales (E8M0 byte
-//   255) makes the key's scores NaN.
+// - FP8: query and key in E4M3 with a scale per key, which multiplies the finished score; the scale
+//   of the query belongs into index_weights. MXFP8: a power of two per 32 channels of both; exact,
+//   so the score is that of the dequantised numbers (which f32 must hold). A NaN in codes or scales
+//   (E8M0 byte 255) makes the key's scores NaN.
 // - Products and both sums are accumulated in f32 (f64 for f64 inputs), in one fixed order: a score
-//   depends on its query row, its key and nothing else. NaN stays NaN. On AMX (bf16) subnormal numbers
-//   count as 0.
+//   depends on its query row, its key and nothing else. NaN stays NaN. On AMX (bf16) subnormal
+//   numbers count as 0.
 // - Meant for tests, pictures and whoever wants the matrix. Selection without it: index_topk.
+// - Source: the lightning indexer, DeepSeek-V3.2-Exp report, "Prototype of DSA", equation (1).
+// - Errors, questions before memory exists: implementations.h.
 #pragma once
 
 #include "winnow/implementations.h"
@@ -37,7 +39,7 @@ struct IndexScoresArgs {
   Tensor index_query_scale{};  // MXFP8: e8m0 [rows, index_heads, index_dim / 32]; else left out
   Tensor index_key_scale{};  // FP8: f32 [keys]; MXFP8: e8m0 [keys, index_dim / 32]; else left out.
                              // With pages, [pages, page_size] in place of [keys]
-  double dot_scale = 1;      // positive; rounded to f32
+  double dot_scale = 1;      // positive, finite: of q . k, before the ReLU; rounded to f32
 };
 
 void index_scores(const IndexScoresArgs& args, Workspace workspace);

@@ -4,6 +4,8 @@
 //
 // - -inf where the id lies outside [starts[i], ends[i]).
 // - Bit for bit the number that index_scores of the same implementation gives for that key.
+// - Source: as index_scores.h, at the keys of a selection.
+// - Errors, questions before memory exists: implementations.h.
 #pragma once
 
 #include "winnow/implementations.h"

@@ -14,6 +14,9 @@
 //   gradient 0.
 // - Outputs are overwritten. Each row of d_index_key has one owner, which adds in ascending order
 //   of the query rows: no atomics, bitwise equal for every thread count.
+// - Source: the derivative of equation (1) of the DeepSeek-V3.2-Exp report; gate and dtypes as in
+//   Megatron Core (the gate is closed at 0).
+// - Errors, questions before memory exists: implementations.h.
 #pragma once
 
 #include "winnow/implementations.h"
@@ -24,7 +27,7 @@ namespace winnow {
 struct IndexScoresAtBackwardArgs {
   Tensor index_query;    // [rows, index_heads, index_dim] f64 | f32 | bf16 | f16
   Tensor index_key;      // [keys, index_dim], dtype of index_query
-  Tensor index_weights;  // [rows, index_heads] f32 (f64 with f64)
+  Tensor index_weights;  // [rows, index_heads] f32 | bf16 (f64 with f64)
   Tensor topk_indices;   // int32 [rows, topk]
   Tensor starts;         // int32 [rows]
   Tensor ends;           // int32 [rows]

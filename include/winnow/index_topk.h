@@ -5,8 +5,11 @@
 // - Extra memory is the workspace alone, which is bounded whatever the number of keys (a few keys
 //   take less) and grows with the threads.
 // - Row ranges, order of ids, ties, NaN, -inf and keys that are always kept: as in select_topk.h.
-// - With a workspace_budget, workspace_bytes is at most that, or the call is an error that names the
-//   least that works. The result is the same for every budget.
+// - With a workspace_budget, workspace_bytes is at most that, or the call is an error that names
+//   the least that works. The result is the same for every budget.
+// - Source: the indexer and the token selection, DeepSeek-V3.2-Exp report, "Prototype of DSA",
+//   equations (1) and (2).
+// - Errors, questions before memory exists: implementations.h.
 #pragma once
 
 #include "winnow/implementations.h"
@@ -30,7 +33,7 @@ struct IndexTopkArgs {
   // As in index_scores.h:
   Tensor index_query_scale{};  // MXFP8: e8m0 [rows, index_heads, index_dim / 32]
   Tensor index_key_scale{};    // FP8: f32 [keys]; MXFP8: e8m0 [keys, index_dim / 32]
-  double dot_scale = 1;
+  double dot_scale = 1;        // positive, finite: of q . k, before the ReLU; rounded to f32
 
   // As in select_topk.h:
   bool keep_minus_inf = false;

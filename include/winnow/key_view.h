@@ -1,9 +1,9 @@
 // A view of keys: in one piece, or in the pages of a cache.
 //
 // - One piece: `data` is [keys, ...] and key ids count its first axis. A tensor converts to it.
-// - Pages: `data` is [pages, page_size, ...], and ids, like `starts` and `ends`, are positions inside
-//   the row's request. Position j of request q lies in page block_table[q, j / page_size], at
-//   j % page_size. A row's key space has max_pages * page_size positions.
+// - Pages: `data` is [pages, page_size, ...], and ids, like `starts` and `ends`, are positions
+//   inside the row's request. Position j of request q lies in page block_table[q, j / page_size],
+//   at j % page_size. A row's key space has max_pages * page_size positions.
 // - A page id outside [0, pages), or a request outside [0, requests), means that those keys are
 //   missing: they are never read, never selected, ignored by attention.
 // - Any strides, in 64 bit: a page may hold other things beside its keys.

@@ -14,6 +14,8 @@
 //   contributes, the head's output and lse are NaN.
 // - Parts are added in ascending order: a result depends on the parts of its row and head only, for
 //   any thread count and batch.
+// - Source: the online softmax (Milakov and Gimelshein, 2018), over parts.
+// - Errors, questions before memory exists: implementations.h.
 #pragma once
 
 #include "winnow/implementations.h"

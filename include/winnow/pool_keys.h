@@ -4,13 +4,15 @@
 //   a[t, d] = gate[base + t, d] + ape[t, d]                          t in [0, pool_size)
 //   pooled_key[m, d] = sum_t softmax_t(a[., d])[t] * index_key[base + t, d],   base = pool_bases[m]
 //
-// - Pool m holds the tokens [base, base + pool_size). A pool that begins before token 0 or ends past
-//   the last key is absent: its row is written as zeros.
-// - Softmax, products and sum in f32 (f64 for f64 inputs), t ascending. What is rounded to the dtype
-//   of the key besides the result is a choice: see PoolRounding.
+// - Pool m holds the tokens [base, base + pool_size). A pool that begins before token 0 or ends
+//   past the last key is absent: its row is written as zeros.
+// - Softmax, products and sum in f32 (f64 for f64 inputs), t ascending. What is rounded to the
+//   dtype of the key besides the result is a choice: see PoolRounding.
 // - A pool's bits depend on its tokens and on ape alone; append_pools gives the same.
 // - A channel of NaN, of +inf in a gate, or of -inf in all gates is NaN; no other channel is.
 // - Where pools begin: pools.h. Selection: index_topk over pooled_key, then expand_pools.
+// - Source: KPool of Megatron Core (dsa_indexer_kpool) and glm5_next of Hugging Face Transformers.
+// - Errors, questions before memory exists: implementations.h.
 #pragma once
 
 #include "winnow/implementations.h"

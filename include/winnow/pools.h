@@ -10,6 +10,8 @@
 //   index_topk(index_query, pooled_key, weights, seen)       -> pool_indices
 //   expand_pools(pool_indices, pools.bases, rows)            -> topk_indices of sparse_attention
 //
+// What breaks a rule throws winnow::Error. Source: KPool of Megatron Core (dsa_indexer_kpool).
+//
 // Sequences that grow: append_pools in place of pool_keys, into pages at pool_slots; ranges and
 // tokens are positions inside a request then, and expand_pools needs no bases.
 #pragma once
@@ -69,8 +71,8 @@ RowRanges pool_ranges(const PoolLayout& pools, const RowRanges& rows);
 // from p * pool_size on.
 RowRanges pool_ranges(const RowRanges& rows, std::int64_t pool_size);
 
-// Pools of a page of page_size tokens, which pool_size must divide: a page of tokens and its page of
-// pools have one id and one block table.
+// Pools of a page of page_size tokens, which pool_size must divide: a page of tokens and its page
+// of pools have one id and one block table.
 std::int64_t pools_per_page(std::int64_t page_size, std::int64_t pool_size);
 
 // For append_pools: of each new token, at the positions context, context + 1, ... of a request with

@@ -8,11 +8,14 @@
 // - The shape of `scale` says how long a group is: dim / groups channels.
 //   One group, f32: FP8 with a scale per row. Groups of 32, e8m0, power_of_two: MXFP8 (MX block
 //   format, OCP Microscaling v1.0, with the scale rounded up, so that nothing saturates).
-// - A group of zeros has scale 0 (power_of_two: 2^-127, the byte 0) and data 0. Zero keeps its sign.
-//   So does a group whose amax / 448 is no f32 above 0.
-// - A group that holds NaN or an infinity is NaN: its scale and all of its data. Scores of such a key
-//   are NaN, and NaN is never selected. Other groups do not notice.
+// - A group of zeros has scale 0 (power_of_two: 2^-127, the byte 0) and data 0. Zero keeps its
+//   sign. So does a group whose amax / 448 is no f32 above 0.
+// - A group that holds NaN or an infinity is NaN: its scale and all of its data. Scores of such a
+//   key are NaN, and NaN is never selected. Other groups do not notice.
 // - Every implementation gives the same bits.
+// - Source: FP8 with power-of-two scales as in DeepSeek-V3.2-Exp's published inference code; MXFP8:
+//   OCP Microscaling Formats (MX) v1.0.
+// - Errors, questions before memory exists: implementations.h.
 #pragma once
 
 #include "winnow/implementations.h"

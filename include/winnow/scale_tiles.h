@@ -1,6 +1,7 @@
 // Where scales of MXFP8 lie for kernels that want them in tiles or packed in words.
 //
-// Tiles: a tile is 128 rows x 4 groups, 512 bytes; the groups of a row are padded to a multiple of 4.
+// Tiles: a tile is 128 rows x 4 groups, 512 bytes; the groups of a row are padded to a multiple of
+// 4.
 //   row m, group g -> byte tile * 512 + m % 32 * 16 + m % 128 / 32 * 4 + g % 4,
 //   tile = m / 128 * ceil(groups / 4) + g / 4
 // A row is a head of a token: m = token * heads + head. In packed sequences the tokens of each
@@ -34,13 +35,13 @@ inline std::int64_t scale_token_multiple(std::int64_t heads) {
 std::vector<std::int32_t> padded_cu_seqlens(std::span<const std::int32_t> cu_seqlens,
                                             std::int64_t heads);
 
-// Padded tokens that always suffice for `tokens` tokens in `sequences` sequences, known before their
-// lengths are: floor((tokens + min(tokens, sequences) * (a - 1)) / a) * a, a = the multiple.
+// Padded tokens that always suffice for `tokens` tokens in `sequences` sequences, known before
+// their lengths are: floor((tokens + min(tokens, sequences) * (a - 1)) / a) * a, a = the multiple.
 std::int64_t scale_token_capacity(std::int64_t tokens, std::int64_t sequences, std::int64_t heads);
 
-// Packed UE8M0: the bytes of 4 groups as one int32, group 0 lowest. In the memory of a little-endian
-// machine this is the same data: e8m0 [.., groups] seen as int32 [.., groups / 4]. groups must be a
-// multiple of 4, and the groups of a row contiguous.
+// Packed UE8M0: the bytes of 4 groups as one int32, group 0 lowest. In the memory of a
+// little-endian machine this is the same data: e8m0 [.., groups] seen as int32 [.., groups / 4].
+// groups must be a multiple of 4, and the groups of a row contiguous.
 Tensor packed_ue8m0(const Tensor& scale);
 
 }  // namespace winnow

@@ -10,6 +10,9 @@
 //   NaN excepted; they count within k. In a range of fewer keys, every key is kept once.
 // - Ids come out ascending, -1 after the last. Fewer candidates than k: all of them.
 // - The result is a function of the scores alone: no thread count, neighbour row or run changes it.
+// - Source: the token selection, DeepSeek-V3.2-Exp report, "Prototype of DSA", equation (2); what
+//   it leaves open (ties, NaN, -inf, order) is decided here.
+// - Errors, questions before memory exists: implementations.h.
 #pragma once
 
 #include "winnow/implementations.h"

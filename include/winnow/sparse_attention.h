@@ -11,9 +11,9 @@
 //   and it stands before topk_lengths[i].
 //   Any other id, not only -1, is ignored wherever it stands: never dereferenced.
 //   Ids are distinct by contract; an id that stands twice counts twice.
-// - Keys may lie in pages (key_view.h): ids, `starts` and `ends` are positions in the row's request,
-//   `value` lies in the same pages, with strides of its own, and a slot whose page is missing is
-//   ignored. The result is bit for bit that of the same keys in one piece.
+// - Keys may lie in pages (key_view.h): ids, `starts` and `ends` are positions in the row's
+//   request, `value` lies in the same pages, with strides of its own, and a slot whose page is
+//   missing is ignored. The result is bit for bit that of the same keys in one piece.
 // - Leave `topk_indices` out for dense attention:
 //   every key of the row's range, in ascending order.
 //   The result is bit for bit that of the same ids given as a list.
@@ -24,6 +24,9 @@
 // - lse is the natural logarithm of the sum of exp of the scaled logits: ln sum_s exp(z[h, s]).
 // - Softmax in f32 (f64 with f64).
 // - A row's result depends on its own query and list only, for any thread count and batch.
+// - Source: attention over the selected entries, DeepSeek-V3.2-Exp report, "Prototype of DSA",
+//   equation (2); MLA in its absorbed form, DeepSeek-V2 (2024), section 2.1.
+// - Errors, questions before memory exists: implementations.h.
 #pragma once
 
 #include "winnow/implementations.h"
@@ -41,7 +44,7 @@ struct SparseAttentionArgs {
   Tensor topk_lengths;  // int32 [rows]; or left out: every slot may count
   Tensor starts;        // int32 [rows]
   Tensor ends;          // int32 [rows]
-  double softmax_scale = 0;  // required, > 0
+  double softmax_scale = 0;  // required, > 0: of q . k, before the exponential
   Tensor output;             // out: [rows, heads, dim_v], dtype of query or f32
   Tensor lse;                // out: f32 (f64 with f64) [rows, heads]
 };

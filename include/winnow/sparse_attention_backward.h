@@ -12,13 +12,16 @@
 //   of the query rows:
 //   no atomics, bitwise equal from run to run and for every thread count.
 // - Outputs are overwritten, not added to. The gradient never flows through the indices.
-// - NaN and infinity: every product of the formulas is formed for every slot that counts, also where
-//   p is 0 (0 * NaN is NaN); a head whose lse is -inf has p = dz = 0. What does not count is never
-//   multiplied: NaN in a row or key reaches the rows that list the key and the keys that the row
-//   lists, and no others.
+// - NaN and infinity: every product of the formulas is formed for every slot that counts, also
+//   where p is 0 (0 * NaN is NaN); a head whose lse is -inf has p = dz = 0. What does not count is
+//   never multiplied: NaN in a row or key reaches the rows that list the key and the keys that the
+//   row lists, and no others.
 // - `rows_nonempty` lets an implementation leave out what it does for empty rows; the bits are the
 //   same with it and without. layout.h proves it from the ranges. On CPUs there is nothing to leave
 //   out: a row costs what its list holds, an empty one next to nothing. Validation mode checks it.
+// - Source: the derivative of sparse_attention.h; delta as in FlashAttention (Dao et al., 2022),
+//   appendix B.
+// - Errors, questions before memory exists: implementations.h.
 #pragma once
 
 #include "winnow/implementations.h"
@@ -34,13 +37,13 @@ struct SparseAttentionBackwardArgs {
   Tensor topk_lengths;  // int32 [rows]; or left out
   Tensor starts;        // int32 [rows]
   Tensor ends;          // int32 [rows]
-  double softmax_scale = 0;
-  Tensor output;    // [rows, heads, dim_v] of the forward, dtype of query or f32
-  Tensor lse;       // f32 (f64 with f64) [rows, heads] of the forward
-  Tensor d_output;  // [rows, heads, dim_v], dtype of output
-  Tensor d_query;   // out: f32 (f64 with f64) [rows, heads, dim_qk]
-  Tensor d_key;     // out: f32 (f64 with f64) [keys, kv_heads, dim_qk]
-  Tensor d_value;   // out: f32 (f64 with f64) [keys, kv_heads, dim_v]; left out with value
+  double softmax_scale = 0;  // required, > 0: of q . k, before the exponential
+  Tensor output;             // [rows, heads, dim_v] of the forward, dtype of query or f32
+  Tensor lse;                // f32 (f64 with f64) [rows, heads] of the forward
+  Tensor d_output;           // [rows, heads, dim_v], dtype of output
+  Tensor d_query;            // out: f32 (f64 with f64) [rows, heads, dim_qk]
+  Tensor d_key;              // out: f32 (f64 with f64) [keys, kv_heads, dim_qk]
+  Tensor d_value;            // out: f32 (f64 with f64) [keys, kv_heads, dim_v]; left out with value
   bool rows_nonempty = false;  // the caller's word that every row has a slot that counts
 };
 

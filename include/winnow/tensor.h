@@ -64,9 +64,9 @@ struct Stream {
 };
 
 // Scratch memory lent to one call, on the device of its tensors. Its size is asked before with
-// `..._workspace_bytes`; it needs no alignment and no initial content, and nothing in it outlives the
-// call. On a GPU the call is queued on `stream` and returns at once; the memory is lent in the order of
-// that stream.
+// `..._workspace_bytes`; it needs no alignment and no initial content, and nothing in it outlives
+// the call. On a GPU the call is queued on `stream` and returns at once; the memory is lent in the
+// order of that stream.
 struct Workspace {
   void* data = nullptr;
   std::int64_t bytes = 0;

@@ -1,11 +1,14 @@
 // tile_scales: scales of MXFP8 into the 128 x 4 tiles of scale_tiles.h, and back.
 //
-// - Token cu_seqlens[s] + i of sequence s becomes padded token padded_cu_seqlens[s] + i, and its head
-//   h the row (padded token) * heads + h of the tiles.
-// - Into tiles: bytes of padding (groups, tokens, rows after the last sequence) are 0. Tokens that no
-//   sequence or no tile has room for are left out.
+// - Token cu_seqlens[s] + i of sequence s becomes padded token padded_cu_seqlens[s] + i, and its
+//   head h the row (padded token) * heads + h of the tiles.
+// - Into tiles: bytes of padding (groups, tokens, rows after the last sequence) are 0. Tokens that
+//   no sequence or no tile has room for are left out.
 // - Back (inverse): every scale is written; 0 where its token is in no sequence or no tile.
 // - Sizes come from shapes alone: the number of tiles may be that of scale_token_capacity.
+// - Source: the block-scale layout of NVIDIA's tensor cores, cuBLAS documentation, "Scaling Factors
+//   Layouts" (scale_tiles.h).
+// - Errors, questions before memory exists: implementations.h.
 #pragma once
 
 #include "winnow/implementations.h"

@@ -40,8 +40,9 @@ struct IndexerConfig {
   bool hadamard = false;      // rotate index queries and keys after RoPE; index_dim a power of two
   double k_norm_epsilon = 0;  // of the LayerNorm on the index key
 
-  // Roundings of training in BF16, for parity with models that had them. The norm and the projection
-  // themselves are computed in the model's dtype; gradients pass the roundings as if there were none.
+  // Roundings of training in BF16, for parity with models that had them. The norm and the
+  // projection themselves are computed in the model's dtype; gradients pass the roundings as if
+  // there were none.
   OutputPrecision k_norm_output = OutputPrecision::kFull;  // of the normed index key
   OutputPrecision weights_output =
       OutputPrecision::kFull;  // of the projection, and of its scalings
@@ -81,8 +82,8 @@ struct AttentionConfig {
 // Throws with option, rule and value.
 void validate(const AttentionConfig& config);
 
-// Everything that keeps a call from selecting with MXFP8 scores, in one sentence; "" if nothing does.
-// There is no other precision to fall back to in silence.
+// Everything that keeps a call from selecting with MXFP8 scores, in one sentence; "" if nothing
+// does. There is no other precision to fall back to in silence.
 std::string missing_for_mxfp8(const IndexerConfig& config, DType dtype, AttentionMode mode);
 
 }  // namespace winnow::attention

@@ -25,8 +25,8 @@ class Indexer {
   Indexer(const AttentionConfig& config, const nn::RopeTable& rope, ParameterList& parameters,
           const std::string& prefix, DType dtype);
 
-  // Fills memory.index_query and memory.index_weights, and the rows' index keys in the cache; all in
-  // MXFP8 too where the selection needs it.
+  // Fills memory.index_query and memory.index_weights, and the rows' index keys in the cache; all
+  // in MXFP8 too where the selection needs it.
   // query_input is the normed query latent, or x where there is none.
   void forward(const Tensor& x, const Tensor& query_input, const Rows& rows, KeyCache& cache,
                Memory& memory);

@@ -20,8 +20,8 @@ struct CpuFeatures {
 
 const CpuFeatures& cpu_features();
 
-// WINNOW_CPU=portable|avx2|avx512|amx limits the instruction sets that implementations may use, each
-// including those before it. Returns why `level` must not run here.
+// WINNOW_CPU=portable|avx2|avx512|amx limits the instruction sets that implementations may use,
+// each including those before it. Returns why `level` must not run here.
 Refusal refuse_instruction_set(std::string_view level);
 
 }  // namespace winnow

@@ -11,8 +11,8 @@
 
 namespace winnow {
 
-// Whether code for the compute capability of `implementation` ("cuda.portable", "cuda.sm90") runs on
-// the device; for other implementations, whether the device is a CPU.
+// Whether code for the compute capability of `implementation` ("cuda.portable", "cuda.sm90") runs
+// on the device; for other implementations, whether the device is a CPU.
 Refusal refuse_device(std::string_view implementation, Device device);
 
 // Makes a device the current one of this thread while it lives; nothing for the CPU.

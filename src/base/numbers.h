@@ -88,8 +88,8 @@ constexpr E4M3 to_e4m3(float x) {
   const std::uint32_t rounded = magnitude + 0x7ffffu + ((magnitude >> 20) & 1u);
   return {static_cast<std::uint8_t>(sign | ((rounded - (120u << 23)) >> 20))};
 }
-// The nearest power of two that is not below x, from 2^-127 to 2^127; NaN for NaN, for infinity, for
-// what is larger and for negative numbers.
+// The nearest power of two that is not below x, from 2^-127 to 2^127; NaN for NaN, for infinity,
+// for what is larger and for negative numbers.
 constexpr E8M0 to_e8m0(float x) {
   const auto u = std::bit_cast<std::uint32_t>(x);
   if (u == 0x80000000u || u <= 0x00400000u) return {0};  // up to 2^-127, and both zeros
@@ -97,8 +97,8 @@ constexpr E8M0 to_e8m0(float x) {
   return {static_cast<std::uint8_t>((u + 0x7fffffu) >> 23)};
 }
 
-// To float such that rounding that on to a type of at most 22 significant bits is one rounding: what
-// float cannot hold goes to the neighbour with the odd fraction, never to a tie.
+// To float such that rounding that on to a type of at most 22 significant bits is one rounding:
+// what float cannot hold goes to the neighbour with the odd fraction, never to a tie.
 constexpr float to_odd_float(double x) {
   const auto nearest = static_cast<float>(x);
   const auto u = std::bit_cast<std::uint32_t>(nearest);

@@ -2,7 +2,8 @@
 //
 // The caller cuts the work into tasks in a way that does not depend on the number of threads, and
 // every output element is owned by one task. Which thread runs a task is open; hence results are
-// the same for every thread count. A loop inside a task runs serially. The first loop makes threads.
+// the same for every thread count. A loop inside a task runs serially. The first loop makes
+// threads.
 #pragma once
 
 #include <cstdint>

@@ -21,8 +21,8 @@ namespace winnow {
 // force.
 
 namespace detail {
-// The instruction set of "cpu.avx2" and the like, asked before any of that code runs: even a refusal
-// compiled for AVX-512 may hold its instructions.
+// The instruction set of "cpu.avx2" and the like, asked before any of that code runs: even a
+// refusal compiled for AVX-512 may hold its instructions.
 Refusal refuse_by_processor(std::string_view implementation);
 // Refusal by pin, prohibition or environment; "" if there is none.
 std::string refuse_by_user(std::string_view operation, std::string_view implementation);

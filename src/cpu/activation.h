@@ -1,4 +1,5 @@
-// What happens to a dot product of the indexer before the head's weight: a factor, then ReLU or not.
+// What happens to a dot product of the indexer before the head's weight: a factor, then ReLU or
+// not.
 #pragma once
 
 #include "cpu/simd.h"

@@ -1,4 +1,5 @@
-// dequantise on CPUs: codes to f32, eight at a time, times the scale of their group. Bound by memory.
+// dequantise on CPUs: codes to f32, eight at a time, times the scale of their group. Bound by
+// memory.
 #include "winnow/dequantise.h"
 
 #include "base/implementation.h"

@@ -1,8 +1,8 @@
 // expand_pools on CPUs: tasks of 16 rows; the tokens of a pool are stored eight at a time.
 //
 // A whole pool is stored in vectors that may reach past it, but not past the row: what they leave
-// there is overwritten by the next pool, the tail or -1. Bytes: a pool reads its id and its base and
-// writes pool_size ids; no arithmetic.
+// there is overwritten by the next pool, the tail or -1. Bytes: a pool reads its id and its base
+// and writes pool_size ids; no arithmetic.
 #include "winnow/expand_pools.h"
 
 #include "base/implementation.h"

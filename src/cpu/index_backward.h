@@ -49,8 +49,8 @@ __attribute__((noinline)) void copy_rows(const T* const* row, const float* scale
   }
 }
 
-// What one head's dots with 16 keys pass on: gated [16] and d_weights [8]. Lanes outside `seen` take
-// no part, whatever they hold.
+// What one head's dots with 16 keys pass on: gated [16] and d_weights [8]. Lanes outside `seen`
+// take no part, whatever they hold.
 struct Gate {
   F8 floor, g[2];
   I8 open, seen[2];

@@ -1,14 +1,15 @@
 // index_topk on CPUs: the scorer of scorer.h, one TopkStream per row behind it. No score matrix.
 //
-// Tasks: the rows of one ScorerPlan, times spans of the keys that they see, where rows alone are too
-// few tasks for the threads. The spans of a row are merged in the order of ids; the selection is
-// exact, so any split gives the same answer. One thread cuts nothing. Under a budget, tasks take
+// Tasks: the rows of one ScorerPlan, times spans of the keys that they see, where rows alone are
+// too few tasks for the threads. The spans of a row are merged in the order of ids; the selection
+// is exact, so any split gives the same answer. One thread cuts nothing. Under a budget, tasks take
 // fewer rows, then fewer workers run, then rows are not cut into spans.
 //
-// Balance: threads take tasks as they become free, so a call ends at most one task after the work of
-// the average thread. Hence four tasks per thread, where the parts fit kPartBytes; the first spans
-// of all rows come first and are three times as long as the last, which are 1 / 8 of a thread's work.
-// A cut is not free: a span keeps its own k best, which are merged; hence no more than that.
+// Balance: threads take tasks as they become free, so a call ends at most one task after the work
+// of the average thread. Hence four tasks per thread, where the parts fit kPartBytes; the first
+// spans of all rows come first and are three times as long as the last, which are 1 / 8 of a
+// thread's work. A cut is not free: a span keeps its own k best, which are merged; hence no more
+// than that.
 //
 // Bound by the scorer: 2 * heads * dim FLOPs per score; a stream costs about one comparison per
 // score, 1 % of that at 64 x 128.
@@ -106,8 +107,8 @@ struct Plan {
   }
 
  private:
-  // Tasks of as many rows as have their streams in `stream_bytes`, of one at least; of so many spans
-  // that threads have enough of them, if the parts fit `part_bytes`.
+  // Tasks of as many rows as have their streams in `stream_bytes`, of one at least; of so many
+  // spans that threads have enough of them, if the parts fit `part_bytes`.
   void lay_out(std::int64_t stream_bytes, std::int64_t part_bytes) {
     const RowChunks chunks =
         row_chunks(ScorerPlan::kMaxRows, TopkStream::array_length(k), DType::kF32, stream_bytes);

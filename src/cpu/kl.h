@@ -2,8 +2,8 @@
 //
 // Order: sums run over vectors of 8 lanes in blocks of 64 elements, f32 within a block (one
 // addition chain per lane, then the tree of sum8), double between blocks. An element's place
-// in the row decides, nothing else. A row may come in pieces: where the maximum grows, the sum so far is
-// multiplied with exp(old - new) in double.
+// in the row decides, nothing else. A row may come in pieces: where the maximum grows, the sum so
+// far is multiplied with exp(old - new) in double.
 #pragma once
 
 #include "cpu/tile.h"

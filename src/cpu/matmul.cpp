@@ -18,8 +18,8 @@
 // (itself 55 to 95 GFLOP/s); medians of six runs (one disturbed value left out): 512^3 nt 0.55 to
 // 0.75, nn 0.57 to 0.86, tn 0.43 to 0.79; 2048 x 768 x 768 nt 0.64 to 0.84; 4096 x 256 x 256 nt
 // 0.63 to 0.77, nn 0.61 to 0.81; 16 x 2048 x 2048 nt 0.63 to 0.74; 1 x 2048 x 2048 nt reads B at 7
-// to 9 GB/s. A quiet machine: docs/performance.md. No gain seen: prefetching broadcast rows of B, or
-// packed panels for later blocks of rows.
+// to 9 GB/s. A quiet machine: docs/performance.md. No gain seen: prefetching broadcast rows of B,
+// or packed panels for later blocks of rows.
 #include "cpu/matmul.h"
 
 #include "base/parallel.h"

@@ -1,9 +1,10 @@
-// quantise on CPUs: the largest magnitude of a group, as an integer, then the codes, eight at a time.
+// quantise on CPUs: the largest magnitude of a group, as an integer, then the codes, eight at a
+// time.
 //
 // Magnitudes compare as integers like the numbers they are, NaN above infinity. The exponent of a
-// power-of-two scale comes from the bits of amax: amax = 2^E * f with f in [1, 2), 448 = 2^8 * 1.75,
-// so ceil(log2(amax / 448)) is E - 8, plus 1 where f > 1.75. Two passes over a group that is in L1;
-// bound by about ten integer operations per eight channels.
+// power-of-two scale comes from the bits of amax: amax = 2^E * f with f in [1, 2), and
+// 448 = 2^8 * 1.75, so ceil(log2(amax / 448)) is E - 8, plus 1 where f > 1.75. Two passes over a
+// group that is in L1; bound by about ten integer operations per eight channels.
 #include "winnow/quantise.h"
 
 #include "base/implementation.h"

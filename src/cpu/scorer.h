@@ -1,10 +1,11 @@
 // I[i, j] = sum_h w[i, h] * relu(q[i, h, :] . k[j, :]) for a few rows and a span of keys.
 //
 // Algorithm (in f32; scorer_amx.h has the one on AMX): the heads of each row are packed into tiles
-//   [dim][<= kTileRows], 16 keys at a time into a panel [dim][16]. All head tiles of a row run against the panel while it is in L1; ReLU and
-//   weight are applied to the accumulators in registers, and the sum over heads stays in two
-//   registers: no [heads, keys] product exists in memory. Rows whose ranges overlap share the
-//   packed keys, in blocks of 256 keys: with a group of rows (128 KiB of tiles) they stay in L2.
+//   [dim][<= kTileRows], 16 keys at a time into a panel [dim][16]. All head tiles of a row run
+//   against the panel while it is in L1; ReLU and weight are applied to the accumulators in
+//   registers, and the sum over heads stays in two registers: no [heads, keys] product exists in
+//   memory. Rows whose ranges overlap share the packed keys, in blocks of 256 keys: with a group of
+//   rows (128 KiB of tiles) they stay in L2.
 // E4M3: codes become f32 at packing, and with MXFP8 their scales are multiplied in there, which is
 //   exact. FP8's scale of a key multiplies its finished scores.
 // Order: dot = one FMA chain over d ascending from +0; score = one FMA chain over h ascending from

@@ -5,13 +5,13 @@
 //   heads  [heads up to 16 / 16][dim / 32] tiles of [16 pairs of channels][16 heads][2] bf16
 //   dots   [4][16 keys][16 heads] f32, where the accumulators go for ReLU and the head weights
 //
-// Four accumulator tiles (64 heads) share a tile of keys: 5 tile loads (8 cycles each from L1) per 4
-// products (16 cycles each), so the tile unit bounds it. Then, per 16 keys and 64 heads, 64 vectors
-// of dots take ReLU, weight and sum in the vector units, beside the next products.
+// Four accumulator tiles (64 heads) share a tile of keys: 5 tile loads (8 cycles each from L1) per
+// 4 products (16 cycles each), so the tile unit bounds it. Then, per 16 keys and 64 heads, 64
+// vectors of dots take ReLU, weight and sum in the vector units, beside the next products.
 //
 // Order: even and odd channels are two chains of multiply-adds inside 32 channels, which are added
-// to the accumulator; the score sums the heads h, h + 16, ... in a chain per lane, then the 16 lanes
-// in a fixed tree. AMX takes subnormal numbers as zero and rounds to nearest even.
+// to the accumulator; the score sums the heads h, h + 16, ... in a chain per lane, then the 16
+// lanes in a fixed tree. AMX takes subnormal numbers as zero and rounds to nearest even.
 #pragma once
 
 #include "cpu/activation.h"
@@ -166,7 +166,8 @@ WINNOW_INLINE __m512 sum_rows16(__m512 (&v)[16]) {
   return _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
 }
 
-// 16 scores of one row. `ahead` fetches the next keys meanwhile, `lines` cache lines per four tiles.
+// 16 scores of one row. `ahead` fetches the next keys meanwhile, `lines` cache lines per four
+// tiles.
 __attribute__((noinline)) inline void score_panel(const float* tile, const float* weights,
                                                   Tiles tiles, Activation activation,
                                                   std::int64_t dim, const float* keys,

@@ -1,5 +1,5 @@
-// What the scorer does for E4M3: scales of MXFP8 multiplied in at packing, where they are exact, and
-// the factor of a key of FP8, applied to finished scores.
+// What the scorer does for E4M3: scales of MXFP8 multiplied in at packing, where they are exact,
+// and the factor of a key of FP8, applied to finished scores.
 #pragma once
 
 #include "cpu/key_locator.h"

@@ -44,8 +44,8 @@ inline TopkRow row_of(const Tensor& indices, const Tensor& lengths, const Tensor
 }
 
 // The first and the last keys of a row, members whatever their score unless it is NaN. The others
-// compete for the places that these leave. Until the row is written, kept keys stand at both ends of
-// the output row, where nothing else does: id -1 for one that is NaN.
+// compete for the places that these leave. Until the row is written, kept keys stand at both ends
+// of the output row, where nothing else does: id -1 for one that is NaN.
 class KeptKeys {
  public:
   KeptKeys() = default;

@@ -1,12 +1,14 @@
 // Eight-lane vectors, and sixteen lanes for products, the same source for every instruction set.
 //
 // Each file of src/cpu is compiled once per instruction set, in the namespace
-// winnow::cpu::WINNOW_ISA (portable, avx2, avx512). Rules that keep the copies apart: all code lives in
-// that namespace, and nothing from the standard library that is more than a trivial inline is used,
-// so that no function compiled for AVX2 can be picked by the linker where a plain one is meant.
+// winnow::cpu::WINNOW_ISA (portable, avx2, avx512). Rules that keep the copies apart: all code
+// lives in that namespace, and nothing from the standard library that is more than a trivial inline
+// is used, so that no function compiled for AVX2 can be picked by the linker where a plain one is
+// meant.
 //
 // Arithmetic is written out: the build has -ffp-contract=off, and `fma` is one fused operation
-// where the processor has it (AVX2 and later) and a multiplication and an addition in portable code.
+// where the processor has it (AVX2 and later) and a multiplication and an addition in portable
+// code.
 #pragma once
 
 #include <cstdint>

@@ -6,9 +6,9 @@
 // After the softmax of the block each value panel (4 KiB, L1) takes all pairs, with sum * factor
 // carried through the registers. The rows of the next block are prefetched between FMAs.
 //
-// Slots are cut into spans of 512, whose partial softmaxes are merged in order; where there are fewer
-// runs than threads, the spans of a run are shared between the threads. A span is a place in a row's
-// slots, so neither the threads nor the other rows leave a trace.
+// Slots are cut into spans of 512, whose partial softmaxes are merged in order; where there are
+// fewer runs than threads, the spans of a run are shared between the threads. A span is a place in
+// a row's slots, so neither the threads nor the other rows leave a trace.
 //
 // Order: logit = FMA chain over channels, times scale; block maximum exact; block sum = 8 lane
 // chains (slots i, i + 8, ...), then a fixed tree; sum * exp(old - new maximum), then an FMA chain

@@ -16,10 +16,10 @@
 // Bound by the FMA pipes: 2 (3 dim_qk + 2 dim_v) FLOPs per pair and slot, 2.53 times the forward's
 // at 576/512. With 64 heads the products run at the forward's rate; an eighth of the time is the
 // rest: exponentials and turning the weights, keys copied twice, zeros for d_key. What was tried
-// there and gave nothing: chunks of 8 MiB; no zeroing, where the first addition to a key starts from
-// zeros (its lines then come from memory in the middle of the products, even if prefetched a run
-// ahead); operands of two columns of d_key at a time in L1. With 4 heads, 80/64, and 128 slots, a
-// key's gradient is read and written back for 8 products.
+// there and gave nothing: chunks of 8 MiB; no zeroing, where the first addition to a key starts
+// from zeros (its lines then come from memory in the middle of the products, even if prefetched a
+// run ahead); operands of two columns of d_key at a time in L1. With 4 heads, 80/64, and 128 slots,
+// a key's gradient is read and written back for 8 products.
 #include "winnow/sparse_attention_backward.h"
 
 #include "base/implementation.h"

@@ -2,8 +2,8 @@
 //
 // A run goes through its slots twice, 64 at a time. First, while the keys are packed, logits, p and
 // dp, and p dp is added to delta; p and dp are kept, rows of 64 slots. Then, as delta is known,
-// dz = p (dp - delta) scale and d_query, as the forward's sums of values; dz and p take the place of
-// dp and p, turned, so that each slot has its own side by side for what comes after.
+// dz = p (dp - delta) scale and d_query, as the forward's sums of values; dz and p take the place
+// of dp and p, turned, so that each slot has its own side by side for what comes after.
 #pragma once
 
 #include "cpu/sparse_attention_backward_keys.h"

@@ -3,11 +3,11 @@
 //   panel [K][16] f32: 16 columns (keys, output features, value channels) side by side for each k
 //   tile  [K][MR] f32: MR <= kTileRows rows side by side for each k
 //
-// AVX2, 6 x 16: 12 accumulators, 2 panel vectors and 1 broadcast are 15 of the 16 registers; 8 loads
-// and 12 FMAs per k, so the FMA units bound it. AVX-512, 14 x 16: 14 accumulators hide the latency
-// of both FMA units; the 15 loads per k take as long as the FMAs. Order of every sum: one FMA chain per element, k
-// ascending from +0. Neither MR, nor the panel, nor the number of rows or threads enters, so any
-// tiling gives the same bits.
+// AVX2, 6 x 16: 12 accumulators, 2 panel vectors and 1 broadcast are 15 of the 16 registers; 8
+// loads and 12 FMAs per k, so the FMA units bound it. AVX-512, 14 x 16: 14 accumulators hide the
+// latency of both FMA units; the 15 loads per k take as long as the FMAs. Order of every sum: one
+// FMA chain per element, k ascending from +0. Neither MR, nor the panel, nor the number of rows or
+// threads enters, so any tiling gives the same bits.
 #pragma once
 
 #include "cpu/simd.h"

@@ -19,8 +19,8 @@ WINNOW_INLINE std::int64_t entry(const Tensor& t, std::int64_t i) {
   return t.as<std::int32_t>()[i * t.strides[0]];
 }
 
-// A token of one numbering in the other; -1: it has no counterpart. The last sequence that begins at
-// or before the token is the only one that can hold it.
+// A token of one numbering in the other; -1: it has no counterpart. The last sequence that begins
+// at or before the token is the only one that can hold it.
 std::int64_t counterpart(const Tensor& from, const Tensor& to, std::int64_t token) {
   std::int64_t low = 0, high = from.shape[0];  // from[low] <= token < from[high]
   while (high - low > 1) {

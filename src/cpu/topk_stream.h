@@ -1,13 +1,14 @@
 // The k best scores of one row, exactly, from a stream of scores with ascending ids.
 //
-// Rule (select_topk.h): NaN never, -inf if asked for; -0 equals +0; at the cutoff the lowest ids win.
+// Rule (select_topk.h): NaN never, -inf if asked for; -0 equals +0; at the cutoff the lowest ids
+// win.
 //
 // Algorithm: a score is appended to a buffer of about 3k candidates when it reaches `least`, the
 // first number above the value of the last cut: k earlier, lower ids reach that value already. It
-// starts at the lowest finite number, or at -inf, so that the one comparison also drops NaN and what
-// is no candidate. When the buffer is full, a cut keeps between k and k + slack of the best, in the
-// order of ids. `finish` cuts to exactly k. The buffer never loses the order of ids, so the answer
-// needs no sort.
+// starts at the lowest finite number, or at -inf, so that the one comparison also drops NaN and
+// what is no candidate. When the buffer is full, a cut keeps between k and k + slack of the best,
+// in the order of ids. `finish` cuts to exactly k. The buffer never loses the order of ids, so the
+// answer needs no sort.
 //
 // A cut bisects over the bits of the scores, read as ordered integers, from the highest bit in
 // which the smallest and the largest differ; the integers at hand are compacted whenever half of
@@ -33,8 +34,8 @@ WINNOW_INLINE I8 order_key(F8 x) {
 WINNOW_INLINE float key_value(std::int32_t key) {
   return std::bit_cast<float>(key ^ ((key >> 31) & 0x7fffffff));
 }
-// The first number above a key's: a float x exceeds key_value(key) exactly if x >= above(key). Above
-// +inf stands NaN, which nothing reaches.
+// The first number above a key's: a float x exceeds key_value(key) exactly if x >= above(key).
+// Above +inf stands NaN, which nothing reaches.
 WINNOW_INLINE float above(std::int32_t key) { return key_value(key + 1); }
 
 // Stores the lanes that `mask` names side by side, in order. May write 8 lanes whatever the mask.

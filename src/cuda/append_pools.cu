@@ -1,8 +1,9 @@
-// append_pools on GPUs: a block for each new token, which pools if the token completes a pool; then a
-// block for each request, which keeps the open pool.
+// append_pools on GPUs: a block for each new token, which pools if the token completes a pool; then
+// a block for each request, which keeps the open pool.
 //
 // Two launches in order, since pools read the rings as they were. Bytes: keys and gates of the new
-// tokens and of the open pools, once; in decode (one token for each request) the launches are the cost.
+// tokens and of the open pools, once; in decode (one token for each request) the launches are the
+// cost.
 #include "winnow/append_pools.h"
 
 #include "base/implementation.h"
@@ -21,7 +22,8 @@ struct Ring {
   T* data;
   std::int64_t ring_stride, slot_stride;
 
-  explicit Ring(const Tensor& t) : data(t.as<T>()), ring_stride(t.strides[0]), slot_stride(t.strides[1]) {}
+  explicit Ring(const Tensor& t)
+      : data(t.as<T>()), ring_stride(t.strides[0]), slot_stride(t.strides[1]) {}
   __device__ T* row(std::int64_t ring, std::int64_t slot) const {
     return data + ring * ring_stride + slot * slot_stride;
   }

@@ -1,5 +1,5 @@
-// dequantise on GPUs: a warp for each row, four channels a lane. A code and 4 bytes of output a channel:
-// memory bounds it.
+// dequantise on GPUs: a warp for each row, four channels a lane. A code and 4 bytes of output a
+// channel: memory bounds it.
 #include "winnow/dequantise.h"
 
 #include "base/implementation.h"

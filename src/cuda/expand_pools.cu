@@ -1,5 +1,5 @@
-// expand_pools on GPUs: a warp for each row takes 32 pools at a time; a prefix sum over their tokens
-// says where each pool's go. No arithmetic; bound by memory.
+// expand_pools on GPUs: a warp for each row takes 32 pools at a time; a prefix sum over their
+// tokens says where each pool's go. No arithmetic; bound by memory.
 #include "winnow/expand_pools.h"
 
 #include "base/implementation.h"
@@ -61,7 +61,8 @@ __global__ void __launch_bounds__(32 * kWarps) expand_rows(Expansion e) {
     for (std::int64_t t = 0; t < n; ++t) out[t] = static_cast<std::int32_t>(first + t);
     count += all;
   }
-  for (std::int64_t t = lane; t < tail; t += 32) list[count + t] = static_cast<std::int32_t>(end + t);
+  for (std::int64_t t = lane; t < tail; t += 32)
+    list[count + t] = static_cast<std::int32_t>(end + t);
   count += tail;
   if (lane == 0) e.topk_lengths[row * e.length_stride] = static_cast<std::int32_t>(count);
   for (std::int64_t s = count + lane; s < e.width; s += 32) list[s] = -1;

@@ -1,9 +1,9 @@
 // hadamard on GPUs: sums and differences of pairs at distance 1, 2, 4, ..., then the scale.
 //
-// Up to 1024 channels a warp takes a row, with `kValues` consecutive channels in each lane: the first
-// distances lie inside a lane, the others between lanes. Longer rows take a block, in shared memory.
-// Every row is read before it is written, so the output may be the input. 4 to 8 bytes of memory and
-// log2(dim) additions a channel: memory bounds it.
+// Up to 1024 channels a warp takes a row, with `kValues` consecutive channels in each lane: the
+// first distances lie inside a lane, the others between lanes. Longer rows take a block, in shared
+// memory. Every row is read before it is written, so the output may be the input. 4 to 8 bytes of
+// memory and log2(dim) additions a channel: memory bounds it.
 #include "winnow/hadamard.h"
 
 #include "base/implementation.h"

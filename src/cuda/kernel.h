@@ -1,6 +1,7 @@
-// Kernels as objects: a launch prepares its kernel once per device (loads its code, raises its limit of
-// dynamic shared memory), checks for errors and queues it. All kernels of the library stand in one
-// list, so that `warmup` can prepare them before a graph is captured or memory is counted.
+// Kernels as objects: a launch prepares its kernel once per device (loads its code, raises its
+// limit of dynamic shared memory), checks for errors and queues it. All kernels of the library
+// stand in one list, so that `warmup` can prepare them before a graph is captured or memory is
+// counted.
 //
 //   const Kernel kFill{fill_kernel};
 //   kFill.launch("hadamard", {.grid = rows, .block = 256, .stream = stream}, data, rows);

@@ -1,9 +1,9 @@
 // merge_attention on GPUs: a warp for each row and head, a channel for each lane.
 //
-// Order: maximum exact; weight = exp of the rounded difference; the sum of the weights and each channel
-// are chains over the parts ascending, the channel's of FMAs; then times 1 / sum.
-// Every element is read once and takes part in one FMA, so memory bounds it. The lses of a head are
-// read again for every 32 channels, out of the cache.
+// Order: maximum exact; weight = exp of the rounded difference; the sum of the weights and each
+// channel are chains over the parts ascending, the channel's of FMAs; then times 1 / sum. Every
+// element is read once and takes part in one FMA, so memory bounds it. The lses of a head are read
+// again for every 32 channels, out of the cache.
 #include "winnow/merge_attention.h"
 
 #include "base/implementation.h"

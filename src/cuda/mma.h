@@ -32,8 +32,8 @@ __device__ void copies_wait() {
 }
 
 // d[16, 8] += a[16, 16] b[16, 8], in f32. Lane 4 g + c holds, of a, pairs along k that begin at 2 c
-// and 2 c + 8 in rows g and g + 8: a0 (g, 2 c), a1 (g + 8, 2 c), a2 (g, 2 c + 8), a3; of b the pairs
-// at 2 c and 2 c + 8 of column g; of d[2 r + e] row g + 8 r, column 2 c + e.
+// and 2 c + 8 in rows g and g + 8: a0 (g, 2 c), a1 (g + 8, 2 c), a2 (g, 2 c + 8), a3; of b the
+// pairs at 2 c and 2 c + 8 of column g; of d[2 r + e] row g + 8 r, column 2 c + e.
 template <class T>
 __device__ void mma(float (&d)[4], std::uint32_t a0, std::uint32_t a1, std::uint32_t a2,
                     std::uint32_t a3, std::uint32_t b0, std::uint32_t b1) {

@@ -4,8 +4,8 @@
 //   kOnce:      one FMA chain over t of (w[t], key[t]) from +0, rounded when stored
 //   kKeyDtype:  w[t] rounded, w[t] * key[t] rounded, added up over t from +0, rounded when stored
 //
-// Order: t ascending in every sum. pool_keys and append_pools share it, so they agree to the last bit.
-// Keys and gates are read up to three times, out of the cache after the first.
+// Order: t ascending in every sum. pool_keys and append_pools share it, so they agree to the last
+// bit. Keys and gates are read up to three times, out of the cache after the first.
 #pragma once
 
 #include "base/refusal.h"

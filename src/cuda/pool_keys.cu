@@ -1,7 +1,7 @@
 // pool_keys on GPUs: a block for each pool, a thread for each channel (pool.h).
 //
-// Bytes: a pool reads pool_size keys and gates once and writes one key; an exponential for every token
-// and channel, twice. Bound by memory, with pools of 4 near the exponentials' rate.
+// Bytes: a pool reads pool_size keys and gates once and writes one key; an exponential for every
+// token and channel, twice. Bound by memory, with pools of 4 near the exponentials' rate.
 #include "winnow/pool_keys.h"
 
 #include "base/implementation.h"

@@ -1,9 +1,9 @@
 // quantise on GPUs: a warp for each row; its lanes share out the groups, four channels a lane.
 //
 // Magnitudes compare as integers like the numbers they are, NaN above infinity. The exponent of a
-// power-of-two scale comes from the bits of amax: amax = 2^E * f with f in [1, 2), 448 = 2^8 * 1.75,
-// so ceil(log2(amax / 448)) is E - 8, plus 1 where f > 1.75. A group is read twice, out of the cache
-// the second time. Bytes: 2 to 4 in, 1 out a channel: memory bounds it.
+// power-of-two scale comes from the bits of amax: amax = 2^E * f with f in [1, 2), 448 = 2^8 *
+// 1.75, so ceil(log2(amax / 448)) is E - 8, plus 1 where f > 1.75. A group is read twice, out of
+// the cache the second time. Bytes: 2 to 4 in, 1 out a channel: memory bounds it.
 #include "winnow/quantise.h"
 
 #include "base/implementation.h"

@@ -1,5 +1,5 @@
-// What kernels know of rows and keys: the visible range of a row, and where a key lies. Plain values,
-// copied into the launch; offsets are 64 bit.
+// What kernels know of rows and keys: the visible range of a row, and where a key lies. Plain
+// values, copied into the launch; offsets are 64 bit.
 #pragma once
 
 #include <cstdint>
@@ -42,8 +42,8 @@ struct RowRanges {
   }
 };
 
-// Where the keys of a view lie, in elements from the start of the data; -1 for a key that is missing.
-// The same for every tensor that lies in the pages of the view, with strides of its own.
+// Where the keys of a view lie, in elements from the start of the data; -1 for a key that is
+// missing. The same for every tensor that lies in the pages of the view, with strides of its own.
 struct KeyPlaces {
   const std::int32_t* table = nullptr;  // null: keys in one piece
   std::int64_t table_row = 0, table_column = 0, requests = 0, pages = 0;

@@ -1,20 +1,25 @@
 // The scorer on tensor cores: bf16, f16, FP8 and MXFP8, keys in one piece or in pages.
 //
-// Tile: a block of 8 warps holds the queries of 2 to 32 rows in registers, as right operands (columns
-//   are heads), and streams tiles of 64 keys (32 where channels exceed 128) past them as left operands.
-//   A warp has 8 (4) column tiles of 8 heads: 1 to 4 rows, or a part of a row that has more heads.
-//   Where few rows share keys, warps split the tile of keys among them instead.
-// Numbers: E4M3 becomes bf16 on the way from the raw tile to the tile, exactly. In MXFP8 the powers of
+// Tile: a block of 8 warps holds the queries of 2 to 32 rows in registers, as right operands
+// (columns
+//   are heads), and streams tiles of 64 keys (32 where channels exceed 128) past them as left
+//   operands. A warp has 8 (4) column tiles of 8 heads: 1 to 4 rows, or a part of a row that has
+//   more heads. Where few rows share keys, warps split the tile of keys among them instead.
+// Numbers: E4M3 becomes bf16 on the way from the raw tile to the tile, exactly. In MXFP8 the powers
+// of
 //   two of a row and of a key are taken relative to the largest of the row and of the key, which
 //   multiply the finished score: exact while scales of one key, and of one row, lie within 2^124 of
 //   each other.
-// Shared memory: three tiles of 16 KB (E4M3: three raw ones of 8 KB and two converted), sums of heads
+// Shared memory: three tiles of 16 KB (E4M3: three raw ones of 8 KB and two converted), sums of
+// heads
 //   for two tiles of up to 32 rows (16 KB), weights come from memory once: 66 or 74 KB.
-// Order: the channels of a dot in groups of 16, as the tensor core adds them: thread c of a quad takes
-//   channels 8 c to 8 c + 7 of each 32. Heads: lane c sums heads 8 b + 2 c and 8 b + 2 c + 1, each in
-//   one FMA chain over b ascending; then both, then lanes c and c ^ 1, then c ^ 2; then parts of a row
-//   ascending; then dot_scale, and the key's scale. Nothing else enters.
-// Floor: 2 * heads * dim FLOPs per score at the rate of mma.sync, or 4 bytes written per score. Bound by
+// Order: the channels of a dot in groups of 16, as the tensor core adds them: thread c of a quad
+// takes
+//   channels 8 c to 8 c + 7 of each 32. Heads: lane c sums heads 8 b + 2 c and 8 b + 2 c + 1, each
+//   in one FMA chain over b ascending; then both, then lanes c and c ^ 1, then c ^ 2; then parts of
+//   a row ascending; then dot_scale, and the key's scale. Nothing else enters.
+// Floor: 2 * heads * dim FLOPs per score at the rate of mma.sync, or 4 bytes written per score.
+// Bound by
 //   the first, and by 2 FP32 instructions per head and key beside it.
 #include "cuda/mma.h"
 #include "cuda/scorer.h"
@@ -47,8 +52,8 @@ struct Shape {
   static constexpr int kRawBytes = kCodes ? kKeys * kDim : kTileBytes;
 };
 
-// Where a chunk of a key lies in a tile: halves of 64 bytes exchanged in odd rows, so that eight lanes
-// that read two rows meet all banks.
+// Where a chunk of a key lies in a tile: halves of 64 bytes exchanged in odd rows, so that eight
+// lanes that read two rows meet all banks.
 template <int kChunks>
 __device__ int place_of(int key, int chunk) {
   return key * kChunks + (chunk ^ (key & 1) << 2);

@@ -30,8 +30,8 @@ struct Scorer {
   float floor = 0;  // max(dot, floor): 0, or -inf without ReLU
 
   // Rows [first_row, last_row), keys [first_key, last_key). The score of a row and key goes to
-  // scores[(row - first_row) * score_row + key - origin], if that column is below `width`; origin is
-  // first_key, or the row's own start.
+  // scores[(row - first_row) * score_row + key - origin], if that column is below `width`; origin
+  // is first_key, or the row's own start.
   std::int64_t first_row = 0, last_row = 0, first_key = 0, last_key = 0;
   bool own_origin = true;
   float* scores = nullptr;

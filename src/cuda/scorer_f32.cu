@@ -1,11 +1,14 @@
 // The scorer of f32: no tensor core multiplies f32 exactly, so these are chains of FMAs.
 //
-// Tile: one row against 32 keys, which lie in shared memory [32][dim + 1]; lane j has key j. Four heads
+// Tile: one row against 32 keys, which lie in shared memory [32][dim + 1]; lane j has key j. Four
+// heads
 //   at a time per warp, their queries read alike by all lanes.
 // Shared memory: 33 * (dim + 1) floats, 34 KB at 256 channels.
-// Order: dot = one FMA chain over the channels ascending. Warp w has heads 32 n + 4 w + {0, 1, 2, 3}, in
+// Order: dot = one FMA chain over the channels ascending. Warp w has heads 32 n + 4 w + {0, 1, 2,
+// 3}, in
 //   one FMA chain ascending; then the eight warps ascending.
-// Floor: 2 * heads * dim FLOPs per score at the rate of FMAs. Bound by the loads beside them: five for
+// Floor: 2 * heads * dim FLOPs per score at the rate of FMAs. Bound by the loads beside them: five
+// for
 //   every four FMAs.
 #include "cuda/mma.h"
 #include "cuda/scorer.h"

@@ -1,5 +1,5 @@
-// tile_scales on GPUs: a thread gathers the four bytes of a row of a tile, or the scales of one head of
-// a token. Sequences are found by bisection. Bound by memory.
+// tile_scales on GPUs: a thread gathers the four bytes of a row of a tile, or the scales of one
+// head of a token. Sequences are found by bisection. Bound by memory.
 #include "winnow/tile_scales.h"
 
 #include "base/implementation.h"
@@ -27,8 +27,8 @@ __device__ std::int64_t tile_byte(std::int64_t row, std::int64_t group, std::int
   return tile * kScaleTileBytes + row % 32 * 16 + row % 128 / 32 * 4 + group % 4;
 }
 
-// A token of one numbering in the other; -1: it has no counterpart. The last sequence that begins at
-// or before the token is the only one that can hold it.
+// A token of one numbering in the other; -1: it has no counterpart. The last sequence that begins
+// at or before the token is the only one that can hold it.
 __device__ std::int64_t counterpart(const IntRows& from, const IntRows& to, std::int64_t boundaries,
                                     std::int64_t token) {
   std::int64_t low = 0, high = boundaries;  // from[low] <= token < from[high]

@@ -1,6 +1,6 @@
 // Where pools begin, which of them a row sees, and where they lie in pages. A pool of a span that
-// begins at token o holds the tokens [o + m P, o + m P + P), so a row with the tokens [s, e) of that
-// span sees the last token of pools floor((s - o) / P) up to floor((e - o) / P) - 1.
+// begins at token o holds the tokens [o + m P, o + m P + P), so a row with the tokens [s, e) of
+// that span sees the last token of pools floor((s - o) / P) up to floor((e - o) / P) - 1.
 #include "winnow/pools.h"
 
 #include <algorithm>

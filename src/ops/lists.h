@@ -29,8 +29,8 @@
   extern const Implementation<TileScalesArgs> tile_scales_implementation;                         \
   }
 
-// src/cuda: portable kernels of every operation, and in sm90/ those of the hot ones. The declaration
-// of an operation stands here when its kernels do.
+// src/cuda: portable kernels of every operation, and in sm90/ those of the hot ones. The
+// declaration of an operation stands here when its kernels do.
 #if defined(WINNOW_CUDA)
 namespace winnow::cuda {
 extern const Implementation<IndexScoresArgs> index_scores_implementation;

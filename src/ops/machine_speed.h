@@ -27,8 +27,8 @@ struct MachineSpeed {
   double floor_seconds(double work_flops, double work_bytes) const;
 };
 
-// Runs the loops of src/cpu on num_threads() threads, with the best usable instruction set, or those of
-// src/cuda on a GPU; takes about half a second and 256 MiB (1 GiB on a GPU).
+// Runs the loops of src/cpu on num_threads() threads, with the best usable instruction set, or
+// those of src/cuda on a GPU; takes about half a second and 256 MiB (1 GiB on a GPU).
 MachineSpeed measure_machine(Device device = {});
 
 }  // namespace winnow

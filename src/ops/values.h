@@ -1,5 +1,5 @@
-// Rules on the values of integer inputs and scales, checked in validation mode (winnow/validation.h) alone.
-// With the mode off validate_* reads nothing and allocates nothing.
+// Rules on the values of integer inputs and scales, checked in validation mode
+// (winnow/validation.h) alone. With the mode off validate_* reads nothing and allocates nothing.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,8 @@
 
 namespace winnow::ops {
 
-// Whether the values of a tensor are to be checked. Those on a GPU are not: reading them would wait.
+// Whether the values of a tensor are to be checked. Those on a GPU are not: reading them would
+// wait.
 inline bool validates(const Tensor& t) {
   return validation() && t.device.kind == Device::Kind::kCpu;
 }

@@ -1,4 +1,5 @@
-// output = sum_p w[p] * part_output[p] / sum_p w[p] over the parts whose lse is not -inf, in double.
+// output = sum_p w[p] * part_output[p] / sum_p w[p] over the parts whose lse is not -inf, in
+// double.
 #include <cmath>
 #include <limits>
 

@@ -1,5 +1,5 @@
-// The rule of include/winnow/quantise.h the slow way: powers of two by trying them, the nearest code
-// by looking at all of them. Quotients of f32 numbers in double, rounded to f32: one rounding.
+// The rule of include/winnow/quantise.h the slow way: powers of two by trying them, the nearest
+// code by looking at all of them. Quotients of f32 numbers in double, rounded to f32: one rounding.
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -23,7 +23,8 @@ constexpr const char* kStyle = R"(
 * { box-sizing: border-box; }
 body { margin: 0 auto; max-width: 860px; padding: 48px 24px 80px; background: var(--page);
   color: var(--ink); font: 17px/1.6 Georgia, "Iowan Old Style", "Times New Roman", serif; }
-h1 { font-size: 34px; line-height: 1.2; margin: 0 0 8px; } h2 { font-size: 22px; margin: 48px 0 8px; }
+h1 { font-size: 34px; line-height: 1.2; margin: 0 0 8px; }
+h2 { font-size: 22px; margin: 48px 0 8px; }
 h3 { font: 600 14px system-ui, sans-serif; margin: 20px 0 4px; color: var(--soft); }
 p { margin: 8px 0 16px; } .lead { color: var(--soft); font-size: 19px; }
 svg { width: 100%; height: auto; display: block; } svg text { font: 12px system-ui, sans-serif;

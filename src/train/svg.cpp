@@ -35,7 +35,8 @@ struct Axis {
   }
 };
 
-// 1, 2, 3 and 5 times powers of ten, from the last at or below `low` to the first at or above `high`.
+// 1, 2, 3 and 5 times powers of ten, from the last at or below `low` to the first at or above
+// `high`.
 std::vector<double> log_ticks(double low, double high) {
   std::vector<double> ticks;
   for (double power = std::pow(10, std::floor(std::log10(low)));; power *= 10) {
