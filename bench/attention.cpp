@@ -109,7 +109,7 @@ double storage_error(DType dtype, double magnitude) {
 HeadLogits head_logits(const AttentionInputs& in, std::int64_t row, std::int64_t head,
                        const std::vector<std::int64_t>& slots) {
   HeadLogits out;
-  const double relative = gamma_of(in.dtype, static_cast<double>(in.dim_qk + 3));
+  const double relative = product_gamma(in.dtype, static_cast<double>(in.dim_qk + 3));
   double maximum = -INFINITY, sum = 0;
   for (const std::int64_t id : slots) {
     double dot = 0, magnitude = 0;

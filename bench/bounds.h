@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "bench/case.h"
+#include "bench/placement.h"
 
 namespace winnow::bench {
 
@@ -21,6 +22,14 @@ inline double gamma(double n) { return n * kUnit / (1 - n * kUnit); }
 // is rounded in double too; no room is left for that, so such a call has n roundings in all.
 inline double gamma_of(DType inputs, double n) {
   return inputs == DType::kF64 ? gamma(n) * 0x1p-29 : gamma(n);
+}
+
+// The same of sums of products that GPUs form on matrix units where the inputs have 16 bits: products
+// are exact, and additions truncate to 24 bits or more, so that each is off by up to 2 u.
+inline double product_gamma(DType inputs, double n) {
+  const bool matrix_units = current_device().kind == Device::Kind::kCuda &&
+                            (inputs == DType::kBF16 || inputs == DType::kF16);
+  return gamma_of(inputs, matrix_units ? 2 * n : n);
 }
 
 // The worst element so far, as |difference| / bound. A NaN where the reference has a number (or the

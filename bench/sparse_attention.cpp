@@ -39,16 +39,20 @@ class SparseAttentionCase : public Case {
   // Bounds. Let w_s = exp(z_s - m), m the largest logit, p_s = w_s / sum w. A common factor of all
   // w cancels, so an error of m does not count. Of w_s counts, relative to itself:
   //   delta_s = error of z_s + u |z_s - m| (rounded differences, over all rescalings together)
-  //             + 3u per block of 64 for its factor exp(m_old - m_new) and the product with it: the
-  //               factors within a span of 512 and its merge into the spans before are no more
+  //             + 3u per block for its factor exp(m_old - m_new) and the product with it: blocks
+  //               of 64 on CPUs, where the factors within a span of 512 and its merge into the spans
+  //               before are no more, and of 32 on GPUs
   //             + 2u for exp itself.
   // The sum adds 8 + 3 roundings inside a block and one per block, the product with the value one
-  // per slot and block. exp below 2^-149 is lost: at most that, absolutely.
+  // per slot and block. exp below 2^-149 is lost: at most that, absolutely. Matrix units truncate
+  // (product_gamma) and take weights in the dtype of the inputs: storage_error of w_s, and sum w >= 1.
   std::vector<Comparison> compare() override {
     Worst outputs("output"), lses("lse");
+    const bool gpu = current_device().kind == Device::Kind::kCuda;
+    const double block = gpu ? 32 : 64;
     for (std::int64_t i = 0; i < in_.rows; ++i) {
       const std::vector<std::int64_t> slots = in_.slots(i);
-      const auto count = static_cast<double>(slots.size()), blocks = std::ceil(count / 64);
+      const auto count = static_cast<double>(slots.size()), blocks = std::ceil(count / block);
       for (std::int64_t h = 0; h < in_.heads; ++h) {
         const HeadLogits head = head_logits(in_, i, h, slots);
         std::vector<double> p(slots.size()), delta(slots.size());
@@ -70,8 +74,9 @@ class SparseAttentionCase : public Case {
           for (std::size_t s = 0; s < slots.size(); ++s) {
             const double v = in_.value_at(i, slots[s], h / in_.group(), c);
             truth += p[s] * v;
-            bound += std::abs(v) *
-                     (p[s] * (delta[s] + gamma_of(in_.dtype, count + blocks + 1)) + 0x1p-148);
+            bound +=
+                std::abs(v) * (p[s] * (delta[s] + product_gamma(in_.dtype, count + blocks + 1)) +
+                               0x1p-148 + (gpu ? storage_error(in_.dtype, p[s]) : 0));
           }
           bound += std::abs(truth) * (sum_error + gamma_of(in_.dtype, 3));
           bound += storage_error(output_.view().dtype, std::abs(truth) + bound);

@@ -1,5 +1,7 @@
 #include "cuda/kernel.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 #include "winnow/device.h"
 
@@ -24,6 +26,14 @@ void check(const char* operation, cudaError_t error, const char* action) {
 
 int processors() { return cuda_devices()[static_cast<std::size_t>(current_device())].processors; }
 
+std::int64_t shared_limit() {
+  int bytes = 0;
+  check("cuda",
+        cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, current_device()),
+        "ask a GPU for its shared memory");
+  return bytes;
+}
+
 AnyKernel::AnyKernel(const void* function, std::int64_t most_shared_bytes, bool large_cluster)
     : function_(function),
       most_shared_bytes_(most_shared_bytes),
@@ -39,9 +49,11 @@ void AnyKernel::prepare(const char* operation) const {
   cudaFuncAttributes loaded{};
   check(operation, cudaFuncGetAttributes(&loaded, function_), "load a kernel");
   if (most_shared_bytes_ > 0) {
+    const auto fixed = static_cast<std::int64_t>(loaded.sharedSizeBytes);
+    const std::int64_t most = std::min(most_shared_bytes_, shared_limit() - fixed);
     check(operation,
           cudaFuncSetAttribute(function_, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                               static_cast<int>(most_shared_bytes_)),
+                               static_cast<int>(most)),
           "raise the shared memory of a kernel");
   }
   if (large_cluster_) {

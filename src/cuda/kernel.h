@@ -53,7 +53,8 @@ class AnyKernel {
 template <class... Parameters>
 class Kernel : public AnyKernel {
  public:
-  // `most_shared_bytes`: the largest dynamic shared memory of any launch.
+  // `most_shared_bytes`: the largest dynamic shared memory of any launch; where the device has less,
+  // all that it has.
   explicit Kernel(void (*function)(Parameters...), std::int64_t most_shared_bytes = 0,
                   bool large_cluster = false)
       : AnyKernel(reinterpret_cast<const void*>(function), most_shared_bytes, large_cluster) {}
@@ -65,8 +66,9 @@ class Kernel : public AnyKernel {
   }
 };
 
-// Streaming multiprocessors of the current device.
+// Of the current device: streaming multiprocessors, and the most shared memory of a block, in bytes.
 int processors();
+std::int64_t shared_limit();
 
 // Fails with kDevice if a call of the CUDA runtime failed.
 void check(const char* operation, cudaError_t error, const char* action);

@@ -34,6 +34,7 @@
 #if defined(WINNOW_CUDA)
 namespace winnow::cuda {
 extern const Implementation<IndexScoresArgs> index_scores_implementation;
+extern const Implementation<SparseAttentionArgs> sparse_attention_implementation;
 extern const Implementation<MergeAttentionArgs> merge_attention_implementation;
 extern const Implementation<PoolKeysArgs> pool_keys_implementation;
 extern const Implementation<AppendPoolsArgs> append_pools_implementation;

@@ -10,7 +10,8 @@ namespace {
 
 constexpr char kName[] = "sparse_attention";
 constexpr const Implementation<SparseAttentionArgs>* kList[] = {
-    WINNOW_CPU_IMPLEMENTATIONS(sparse_attention) & ref::sparse_attention_implementation};
+    WINNOW_CUDA_IMPLEMENTATION(sparse_attention) WINNOW_CPU_IMPLEMENTATIONS(sparse_attention) &
+    ref::sparse_attention_implementation};
 
 void check(const SparseAttentionArgs& a) {
   ops::check_attention(kName, a.query, a.key, a.starts, a.ends, a.softmax_scale);

@@ -1,0 +1,145 @@
+// What the kernels of attention share: the slots of a row, tiles of keys that are gathered by id, and
+// the online softmax of a head.
+#pragma once
+
+#include "cuda/fragments.h"
+#include "cuda/rows.h"
+
+namespace winnow::cuda {
+
+// The slots of one row, in list order or, without a list, the keys of its range.
+struct RowSlots {
+  Range range;
+  const std::int32_t* ids;  // null: no list
+  std::int64_t stride, count;
+
+  // The id of a slot below `count`; -1 if it does not count.
+  __device__ std::int64_t operator[](std::int64_t slot) const {
+    if (ids == nullptr) return range.start + slot;
+    const std::int64_t id = ids[slot * stride];
+    return range.contains(id) ? id : -1;
+  }
+};
+
+struct SlotLists {
+  const std::int32_t* ids = nullptr;
+  std::int64_t row_stride = 0, slot_stride = 0, topk = 0;
+  IntRows lengths;  // data null: every slot may count
+  RowRanges ranges;
+
+  SlotLists() = default;
+  SlotLists(const Tensor& topk_indices, const Tensor& topk_lengths, const Tensor& starts,
+            const Tensor& ends, std::int64_t keys)
+      : ranges(starts, ends, keys) {
+    if (!topk_lengths.empty()) lengths = IntRows(topk_lengths);
+    if (topk_indices.empty()) return;
+    ids = topk_indices.as<std::int32_t>();
+    row_stride = topk_indices.strides[0];
+    slot_stride = topk_indices.strides[1];
+    topk = topk_indices.shape[1];
+  }
+
+  __device__ RowSlots operator[](std::int64_t row) const {
+    RowSlots slots{ranges[row], nullptr, slot_stride, 0};
+    if (ids == nullptr) {
+      slots.count = slots.range.length();
+      return slots;
+    }
+    slots.ids = ids + row * row_stride;
+    slots.count = topk;
+    if (lengths.data != nullptr && lengths[row] < topk) slots.count = lengths[row];
+    if (slots.count < 0 || slots.range.length() == 0) slots.count = 0;
+    return slots;
+  }
+};
+
+// The slots of a row up to the last one that counts, so that the padding of short lists costs nothing.
+// All threads of the block call it; contains barriers.
+__device__ inline std::int64_t trimmed_count(const RowSlots& slots) {
+  if (slots.ids == nullptr || slots.count == 0) return slots.count;
+  __shared__ unsigned last;
+  if (threadIdx.x == 0) last = 0;
+  __syncthreads();
+  unsigned own = 0;
+  for (std::int64_t s = threadIdx.x; s < slots.count; s += blockDim.x) {
+    if (slots[s] >= 0) own = static_cast<unsigned>(s) + 1;
+  }
+  own = __reduce_max_sync(0xffffffffu, own);
+  if (threadIdx.x % 32 == 0) atomicMax(&last, own);
+  __syncthreads();
+  return last;
+}
+
+// One row of a tile in shared memory: `channels` numbers from `from`, zeros up to `width` (a multiple of
+// 8); all zeros where `from` is null. A warp calls it. `vectors`: `from` is aligned to 16 bytes.
+template <class T>
+__device__ void copy_row(T* to, const T* from, int channels, int width, bool vectors) {
+  const int lane = threadIdx.x % 32;
+  if (vectors || from == nullptr) {
+    for (int c = 8 * lane; c < width; c += 8 * 32) {
+      const int bytes = from == nullptr ? 0 : max(0, min(16, 2 * (channels - c)));
+      if (bytes > 0) {
+        copy_async(to + c, from + c, bytes);
+      } else {
+        *reinterpret_cast<uint4*>(to + c) = uint4{0, 0, 0, 0};
+      }
+    }
+    return;
+  }
+  for (int c = lane; c < width; c += 32) to[c] = c < channels ? from[c] : T{};
+}
+
+// Whether every row of a tensor begins at a multiple of 16 bytes.
+inline bool has_vector_rows(const Tensor& t) {
+  bool aligned = reinterpret_cast<std::uintptr_t>(t.data) % 16 == 0;
+  for (int axis = 0; axis < t.rank - 1; ++axis) {
+    aligned = aligned && t.strides[axis] * dtype_bytes(t.dtype) % 16 == 0;
+  }
+  return aligned;
+}
+
+inline constexpr int kTileKeys = 32;  // slots between two corrections of the softmax
+
+// The softmax of one head, tile by tile; four lanes hold eight slots of a tile each, and all four the
+// same state.
+struct HeadSoftmax {
+  float maximum = -INFINITY, sum = 0;
+
+  // Logits of slots that do not count are -inf. z becomes exp(z - maximum); returns the factor that
+  // what was summed before takes.
+  __device__ float step(float (&z)[kTileKeys / 4]) {
+    float top = z[0];
+#pragma unroll
+    for (int j = 1; j < kTileKeys / 4; ++j) top = fmaxf(top, z[j]);  // NaN never is the maximum
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 1));
+    top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, 2));
+    top = fmaxf(top, maximum);
+    const float base = top == -INFINITY ? 0 : top;  // exp gives 0 then, and NaN stays
+    const float factor = maximum == top ? (top == INFINITY ? NAN : 1) : expf(maximum - base);
+    float added = 0;
+#pragma unroll
+    for (int j = 0; j < kTileKeys / 4; ++j) {
+      z[j] = expf(z[j] - base);
+      added += z[j];
+    }
+    added += __shfl_xor_sync(0xffffffffu, added, 1);
+    added += __shfl_xor_sync(0xffffffffu, added, 2);
+    sum = fmaf(sum, factor, added);
+    maximum = top;
+    return factor;
+  }
+  __device__ float inverse() const { return 1 / sum; }
+  __device__ float lse() const { return sum == 0 ? -INFINITY : maximum + logf(sum); }
+};
+
+// A grid of so many blocks, and the place of a block in it.
+inline dim3 grid_of(std::int64_t blocks) {
+  constexpr std::int64_t kWide = std::int64_t{1} << 30;
+  if (blocks <= kWide) return dim3(static_cast<unsigned>(blocks));
+  return dim3(static_cast<unsigned>(kWide), static_cast<unsigned>((blocks + kWide - 1) / kWide));
+}
+__device__ inline std::int64_t block_index() {
+  return blockIdx.x + static_cast<std::int64_t>(gridDim.x) * blockIdx.y;
+}
+
+}  // namespace winnow::cuda
