@@ -50,7 +50,8 @@ Approximate approximate_target(const Tensor& query, const Tensor& key, const Ten
     // The dot: dim + 1 roundings per term, the f32 scale one more; then one of x. exp carries the
     // error of x over and adds 1 ulp, two unit roundoffs.
     const double off =
-        gamma_of(query.dtype, static_cast<double>(dim) + 2) * scale * magnitude + u * std::abs(x);
+        product_gamma(query.dtype, static_cast<double>(dim) + 2) * scale * magnitude +
+        u * std::abs(x);
     const double value = std::exp(x);
     sum.value += value;
     sum.error += value * std::expm1(off) + 2 * u * value * std::exp(off) + kTiny;

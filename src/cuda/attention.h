@@ -70,20 +70,28 @@ __device__ inline std::int64_t trimmed_count(const RowSlots& slots) {
   return last;
 }
 
+// 16 bytes of a row, from channel `channel` on: zeros behind its `channels`, and where `from` is null.
+template <class T>
+__device__ void copy_vector(T* to, const T* from, int channel, int channels, bool vectors) {
+  constexpr int kCount = 16 / static_cast<int>(sizeof(T));
+  const int left = from == nullptr ? 0 : max(0, min(kCount, channels - channel));
+  if (left == 0) {
+    *reinterpret_cast<uint4*>(to) = uint4{0, 0, 0, 0};
+  } else if (vectors) {
+    copy_async(to, from + channel, left * static_cast<int>(sizeof(T)));
+  } else {
+#pragma unroll
+    for (int j = 0; j < kCount; ++j) to[j] = j < left ? from[channel + j] : T{};
+  }
+}
+
 // One row of a tile in shared memory: `channels` numbers from `from`, zeros up to `width` (a multiple of
 // 8); all zeros where `from` is null. A warp calls it. `vectors`: `from` is aligned to 16 bytes.
 template <class T>
 __device__ void copy_row(T* to, const T* from, int channels, int width, bool vectors) {
   const int lane = threadIdx.x % 32;
   if (vectors || from == nullptr) {
-    for (int c = 8 * lane; c < width; c += 8 * 32) {
-      const int bytes = from == nullptr ? 0 : max(0, min(16, 2 * (channels - c)));
-      if (bytes > 0) {
-        copy_async(to + c, from + c, bytes);
-      } else {
-        *reinterpret_cast<uint4*>(to + c) = uint4{0, 0, 0, 0};
-      }
-    }
+    for (int c = 8 * lane; c < width; c += 8 * 32) copy_vector(to + c, from, c, channels, true);
     return;
   }
   for (int c = lane; c < width; c += 32) to[c] = c < channels ? from[c] : T{};

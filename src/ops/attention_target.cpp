@@ -10,7 +10,8 @@ namespace {
 
 constexpr char kName[] = "attention_target";
 constexpr const Implementation<AttentionTargetArgs>* kList[] = {
-    WINNOW_CPU_IMPLEMENTATIONS(attention_target) & ref::attention_target_implementation};
+    WINNOW_CUDA_IMPLEMENTATION(attention_target) WINNOW_CPU_IMPLEMENTATIONS(attention_target) &
+    ref::attention_target_implementation};
 
 void check(const AttentionTargetArgs& a) {
   ops::check_attention(kName, a.query, a.key, a.starts, a.ends, a.softmax_scale);

@@ -11,8 +11,9 @@ namespace winnow {
 namespace {
 
 constexpr char kName[] = "index_loss";
-constexpr const Implementation<IndexLossArgs>* kList[] = {WINNOW_CPU_IMPLEMENTATIONS(index_loss) &
-                                                          ref::index_loss_implementation};
+constexpr const Implementation<IndexLossArgs>* kList[] = {
+    WINNOW_CUDA_IMPLEMENTATION(index_loss) WINNOW_CPU_IMPLEMENTATIONS(index_loss) &
+    ref::index_loss_implementation};
 
 void check(const IndexLossArgs& a) {
   check_shape(kName, "attention_target", a.attention_target, {-1, -1}, "[rows, topk]");

@@ -36,6 +36,8 @@ namespace winnow::cuda {
 extern const Implementation<IndexScoresArgs> index_scores_implementation;
 extern const Implementation<SparseAttentionArgs> sparse_attention_implementation;
 extern const Implementation<MergeAttentionArgs> merge_attention_implementation;
+extern const Implementation<AttentionTargetArgs> attention_target_implementation;
+extern const Implementation<IndexLossArgs> index_loss_implementation;
 extern const Implementation<PoolKeysArgs> pool_keys_implementation;
 extern const Implementation<AppendPoolsArgs> append_pools_implementation;
 extern const Implementation<ExpandPoolsArgs> expand_pools_implementation;
