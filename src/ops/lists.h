@@ -35,6 +35,7 @@
 namespace winnow::cuda {
 extern const Implementation<IndexScoresArgs> index_scores_implementation;
 extern const Implementation<SparseAttentionArgs> sparse_attention_implementation;
+extern const Implementation<SelectTopkArgs> select_topk_implementation;
 extern const Implementation<MergeAttentionArgs> merge_attention_implementation;
 extern const Implementation<AttentionTargetArgs> attention_target_implementation;
 extern const Implementation<IndexLossArgs> index_loss_implementation;
@@ -46,7 +47,9 @@ extern const Implementation<QuantiseArgs> quantise_implementation;
 extern const Implementation<DequantiseArgs> dequantise_implementation;
 extern const Implementation<TileScalesArgs> tile_scales_implementation;
 }  // namespace winnow::cuda
-namespace winnow::cuda::sm90 {}
+namespace winnow::cuda::sm90 {
+extern const Implementation<SelectTopkArgs> select_topk_implementation;
+}  // namespace winnow::cuda::sm90
 #define WINNOW_CUDA_IMPLEMENTATION(operation) &cuda::operation##_implementation,
 #define WINNOW_SM90_IMPLEMENTATION(operation) &cuda::sm90::operation##_implementation,
 #else

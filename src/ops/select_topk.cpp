@@ -9,8 +9,10 @@ namespace winnow {
 namespace {
 
 constexpr char kName[] = "select_topk";
-constexpr const Implementation<SelectTopkArgs>* kList[] = {WINNOW_CPU_IMPLEMENTATIONS(select_topk) &
-                                                           ref::select_topk_implementation};
+constexpr const Implementation<SelectTopkArgs>* kList[] = {
+    WINNOW_SM90_IMPLEMENTATION(select_topk) WINNOW_CUDA_IMPLEMENTATION(select_topk)
+        WINNOW_CPU_IMPLEMENTATIONS(select_topk) &
+    ref::select_topk_implementation};
 
 void check(const SelectTopkArgs& a) {
   check_shape(kName, "scores", a.scores, {-1, -1}, "[rows, width]");
