@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "base/numbers.h"
+#include "base/parallel.h"
 #include "base/row_range.h"
 #include "bench/bounds.h"
 #include "bench/data.h"
@@ -44,17 +45,22 @@ class SelectTopkCase : public Case {
  public:
   explicit SelectTopkCase(const Problem& p)
       : rows_(p.number("rows")), width_(p.number("width")), topk_(p.number("topk")) {
-    Random random(static_cast<std::uint64_t>(p.number("seed")));
+    const std::int64_t seed = p.number("seed");
+    Random random(static_cast<std::uint64_t>(seed));
     const std::int64_t keys = p.number("keys") < 0 ? width_ : p.number("keys");
     const DType wide = p.dtype() == DType::kF64 ? DType::kF64 : DType::kF32;
     const std::int64_t step = p.number("step");
     scores_ = Guarded(p.dtype(), {rows_, width_ * step});
     starts_ = Guarded(DType::kI32, {rows_});
     ends_ = Guarded(DType::kI32, {rows_});
-    for (std::int64_t i = 0; i < rows_ * width_; ++i) {
-      store_double(scores_.view().data, p.dtype(), i * step,
-                   score(p.word("data"), i % width_, random));
-    }
+    const std::string kind = p.word("data");
+    parallel_for(rows_, [&](std::int64_t i, int) {
+      Random of_row(static_cast<std::uint64_t>(seed + 1000003 * i));
+      for (std::int64_t t = 0; t < width_; ++t) {
+        store_double(scores_.view().data, scores_.view().dtype, (i * width_ + t) * step,
+                     score(kind, t, of_row));
+      }
+    });
     fill_ranges(p.word("range"), keys, topk_, starts_, ends_, random);
     output_ = SelectionOutput(rows_, topk_, wide, p.flag("scores"));
     truth_ = SelectionOutput(rows_, topk_, wide, p.flag("scores"));

@@ -26,7 +26,6 @@ namespace winnow {
 namespace {
 
 constexpr Device kGpu{Device::Kind::kCuda, 0};
-constexpr const char* kPortable = "cuda.portable";
 constexpr std::int64_t kClusterRows = 16;  // the most that cuda.sm90 takes
 using Ints = std::vector<std::int32_t>;
 
@@ -513,13 +512,15 @@ TEST_F(GpuSelectTopk, GraphsReplayWithOtherValues) {
     outputs.into(args);
     for (const Verdict& v : explain(args).verdicts) {
       if (!v.refusal.empty()) continue;
-      const bench::PinGuard pin("select_topk", v.implementation);
       cudaGraph_t graph = nullptr;
       cudaGraphExec_t replay = nullptr;
-      select_topk(args, {nullptr, 0, {stream}});  // the kernel is loaded
-      check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
-      select_topk(args, {nullptr, 0, {stream}});
-      check_cuda(cudaStreamEndCapture(stream, &graph));
+      {
+        const bench::PinGuard pin("select_topk", v.implementation);
+        select_topk(args, {nullptr, 0, {stream}});  // the kernel is loaded
+        check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal));
+        select_topk(args, {nullptr, 0, {stream}});
+        check_cuda(cudaStreamEndCapture(stream, &graph));
+      }
       check_cuda(cudaGraphInstantiate(&replay, graph, 0));
       for (std::int32_t round = 0; round < 4; ++round) {
         const Array scores = gauss(kSome, kWidth, 100 + static_cast<std::uint64_t>(round));

@@ -1,11 +1,14 @@
 // The k best candidates of a row, exactly, by one block of threads. Where the candidates come from is
 // the caller's business: select_topk streams rows of scores, index_topk hands lists over.
 //
-//   const Selection s{capacity};                    // k <= capacity; the memory: selection_bytes
-//   begin_selection<T>(s);                             // all T threads of the block, as everywhere here
-//   offer_candidates<T>(s, k, list, count);          // from global memory; any number, in any order
-//   finish_selection<T>(s, k, first, last, words, row_out);   // ids ascending in [first, last), their scores,
-//                                                   // -1 and -inf after them, the length
+//   const Selection s{capacity};                   // even, at least k
+//   begin_selection<T>(s);                         // by all T threads, as everywhere here
+//   offer_candidates<T>(s, k, list, count);        // in global memory; any number, in any order
+//   finish_selection<T>(s, k, first, last, words, row);  // what TopkRow says: ids ascending, their
+//                                                  // scores, -1 and -inf after them, the length
+//
+// T, the threads of the block: a multiple of 32, at least 256. Lists may be offered one after another.
+// A block may select for one row after another. All ids lie in [first, last); `row` adds its first_id.
 //
 // A candidate is (f32 bits of the score, id): see rank.h. NaN must not be offered, nor -inf unless it is
 // a candidate; a key that is a member whatever its score is offered with kKept in its id. Ids of a row

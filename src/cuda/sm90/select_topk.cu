@@ -146,7 +146,9 @@ __global__ void __launch_bounds__(T, 1) select_kernel(SelectCall<E> call) {
     const U64 dropped = s.limit > limit ? s.limit : limit;
     kth = kth > dropped ? kth : dropped;
     if (!leader_writes) {
-      if (threadIdx.x < blocks) in_block(s.kth, static_cast<int>(threadIdx.x)) = kth;
+      // Not to itself: threads of the leader may still be reading what kth_rank found.
+      const int other = static_cast<int>(threadIdx.x) + 1;
+      if (other < blocks) in_block(s.kth, other) = kth;
       cluster.sync();
     }
   } else {
