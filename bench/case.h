@@ -85,6 +85,9 @@ struct CheckResult {
 // guard pages.
 std::vector<CheckResult> check_problem(const std::string& text, Device device = {});
 
+// Runs a case on the CPU. Throws if it allocates, unless it says so.
+void run_counted(Case& c, Workspace workspace);
+
 // Pins an operation while it lives, then restores the user's pin.
 class PinGuard {
  public:

@@ -4,12 +4,14 @@
 #include <exception>
 #include <new>
 
+#include "base/log.h"
 #include "base/parallel.h"
 #include "base/text.h"
 #include "bench/allocations.h"
 #include "bench/case.h"
 #include "bench/placement.h"
 #include "winnow/threads.h"
+#include "winnow/validation.h"
 
 namespace winnow::bench {
 namespace {
@@ -32,7 +34,9 @@ std::vector<unsigned char> bytes_of(const std::vector<Tensor>& outputs) {
 // pages.
 void run_poisoned(Case& c) {
   for (const Tensor& t : c.outputs()) poison(t);
-  run_once(c.workspace_bytes(), [&](Workspace workspace) { c.run(workspace); });
+  run_once(c.workspace_bytes(), [&](Workspace workspace) {
+    Placement::current() == nullptr ? run_counted(c, workspace) : c.run(workspace);
+  });
 }
 
 // Results must not depend on the threads, nor on the run.
@@ -76,6 +80,15 @@ CheckResult check_implementation(const std::string& text, const std::string& imp
 }
 
 }  // namespace
+
+void run_counted(Case& c, Workspace workspace) {
+  const std::int64_t before = allocations();
+  c.run(workspace);
+  const std::int64_t made = allocations() - before;
+  // Messages of the log and of the validation mode are text.
+  WINNOW_CHECK("problem", made == 0 || c.keeps_own_memory() || log_enabled() || validation(),
+               "an operation must allocate nothing, got {} allocations", made);
+}
 
 std::vector<CheckResult> check_problem(const std::string& text, Device device) {
   const auto placement = place(device);

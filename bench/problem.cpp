@@ -37,9 +37,12 @@ void check_value(const Parameter& p, const std::string& text) {
                "{} must be {}, got \"{}\"", p.name, choice_text(words), text);
 }
 
-bool is_parameter(const Operation& operation, const std::string& name) {
-  return std::any_of(operation.parameters.begin(), operation.parameters.end(),
-                     [&](const Parameter& p) { return p.name == name; });
+const Parameter* find_parameter(const std::vector<Parameter>& parameters,
+                                const std::string& name) {
+  for (const Parameter& p : parameters) {
+    if (p.name == name) return &p;
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -71,9 +74,7 @@ Problem Problem::parse(const std::string& text) {
                  "{} has no parameter \"{}\"; {}", problem.operation_, name,
                  name_hint(name, names));
     problem.values_[name] = word.substr(equals + 1);
-    for (const Parameter& p : operation.parameters) {
-      if (p.name == name) check_value(p, problem.values_[name]);
-    }
+    check_value(*find_parameter(operation.parameters, name), problem.values_[name]);
     problem.given_.push_back(name);
   }
   return problem;
@@ -108,17 +109,20 @@ DType Problem::dtype(const std::string& name) const {
 
 std::vector<std::string> split_problems(const std::vector<std::string>& words) {
   std::vector<std::string> problems;
-  const Operation* operation = nullptr;  // of the last problem
+  std::vector<Parameter> parameters;  // of the last problem
   for (const std::string& text : words) {
     std::istringstream parts(text);
     for (std::string part; parts >> part;) {
       const bool belongs = part.find('=') != std::string::npos ||
-                           (operation != nullptr && is_parameter(*operation, part));
-      if (operation != nullptr && belongs) {
+                           find_parameter(parameters, part) != nullptr;
+      if (belongs && !problems.empty()) {
         problems.back() += " " + part;
-      } else {
-        operation = &find_operation(part);
-        problems.push_back(part);
+        continue;
+      }
+      problems.push_back(part);
+      parameters.clear();
+      for (const Operation& operation : operations()) {
+        if (operation.name == part) parameters = operation.parameters;
       }
     }
   }

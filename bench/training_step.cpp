@@ -177,6 +177,8 @@ class TrainingStepCase : public Case {
         rows_(p.number("sequences") * p.number("context")),
         config_(config_of(p)),
         losses_(DType::kF64, {1 + config_.layers}) {
+    WINNOW_CHECK("problem", rows_ <= kInt32.most, "a step must have at most {} tokens, got {}",
+                 kInt32.most, rows_);
     if (ShapesOnly::on()) return;
     check_machine_holds(2 * model::parameter_count(config_) * dtype_bytes(dtype_));
     batch_ = batch_of(p, config_.vocab_size);

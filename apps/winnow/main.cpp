@@ -142,9 +142,9 @@ void check_name(const char* variable, const std::string& operation, const std::s
     }
   }
   if (std::find(names.begin(), names.end(), name) != names.end()) return;
-  throw UsageError(fmt::format("{}: {} has no implementation \"{}\" in this build; it has {}",
-                               variable, operation == "*" ? "no operation" : operation, name,
-                               choice_text(names, " and ")));
+  throw UsageError(fmt::format("{}: {} implementation \"{}\" in this build; there are {}", variable,
+                               operation == "*" ? "no operation has an" : operation + " has no",
+                               name, choice_text(names, " and ")));
 }
 
 // What the environment says, before a command begins to answer.

@@ -64,7 +64,7 @@ void print_why(const bench::Problem& problem) {
     fmt::print("  {:<18}{}\n", v.implementation, verdict);
   }
   for (const auto& [operation, implementation] : c->parts())
-    fmt::print("  {:<28}{}\n", "inside: " + operation, implementation);
+    fmt::print("  {:<34}{}\n", "inside: " + operation, implementation);
   const bench::TensorBytes tensors = c->tensor_bytes();
   fmt::print("  {:<18}{}\n  {:<18}{}\n", "inputs", bytes_text(tensors.inputs), "outputs",
              bytes_text(tensors.outputs));
@@ -93,7 +93,16 @@ Examples:
   winnow why                                     the operations, their parameters and defaults
   winnow why index_scores                        a call with the defaults
   winnow why "index_topk rows=16384 keys=1048576 dtype=bf16" --threads 8
-@@SAMPLE
+  winnow why "index_scores keys=4096 dtype=f64"
+    index_scores keys=4096 dtype=f64
+      cpu.amx           refuses: this processor lacks AMX tiles with BF16 products
+      cpu.avx512        refuses: this processor lacks AVX-512 F, BW, DQ or VL
+      cpu.avx2          refuses: f64 is left to the reference
+      cpu.portable      refuses: f64 is left to the reference
+      reference         runs; workspace 0 bytes
+      inputs            5.0 MiB (5251200 bytes)
+      outputs           512 KiB (524288 bytes)
+      threads           2
   WINNOW_PIN=index_scores=cpu.portable winnow why index_scores
   WINNOW_FORBID=*=cpu.avx512 winnow why index_scores
 
