@@ -9,7 +9,8 @@
 namespace winnow::bench {
 namespace {
 
-class AttentionTargetCase : public OperationCase<attention_target, attention_target_workspace_bytes> {
+class AttentionTargetCase
+    : public OperationCase<attention_target, attention_target_workspace_bytes> {
  public:
   explicit AttentionTargetCase(const Problem& p)
       : random_(static_cast<std::uint64_t>(p.number("seed"))),

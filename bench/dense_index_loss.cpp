@@ -11,7 +11,8 @@
 namespace winnow::bench {
 namespace {
 
-class DenseIndexLossCase : public OperationCase<dense_index_loss, dense_index_loss_workspace_bytes> {
+class DenseIndexLossCase
+    : public OperationCase<dense_index_loss, dense_index_loss_workspace_bytes> {
  public:
   explicit DenseIndexLossCase(const Problem& p)
       : random_(static_cast<std::uint64_t>(p.number("seed"))),

@@ -26,7 +26,8 @@ void check_sizes(std::span<const std::int64_t> shape) {
   for (std::int64_t extent : shape) {
     WINNOW_CHECK("problem", extent >= 0, "sizes must not be negative, got {}", extent);
     // An axis of none hides no size: strides are products of the others.
-    fits = fits && !__builtin_mul_overflow(elements, std::max<std::int64_t>(1, extent), &elements) &&
+    fits = fits &&
+           !__builtin_mul_overflow(elements, std::max<std::int64_t>(1, extent), &elements) &&
            elements <= kMaxElements;
   }
   if (fits) return;

@@ -11,7 +11,8 @@
 namespace winnow::bench {
 namespace {
 
-class IndexScoresAtBackwardCase : public OperationCase<index_scores_at_backward, index_scores_at_backward_workspace_bytes> {
+class IndexScoresAtBackwardCase
+    : public OperationCase<index_scores_at_backward, index_scores_at_backward_workspace_bytes> {
  public:
   explicit IndexScoresAtBackwardCase(const Problem& p)
       : random_(static_cast<std::uint64_t>(p.number("seed"))),
@@ -24,7 +25,8 @@ class IndexScoresAtBackwardCase : public OperationCase<index_scores_at_backward,
     d_key_ = Guarded(wide, {lists_.keys, q.shape[2]});
     d_weights_ = Guarded(wide, {q.shape[0], q.shape[1]});
     fill_gauss(d_scores_, random_);
-    for (std::int64_t i = 0; i < lists_.rows && !ShapesOnly::on(); ++i) {  // NaN shows that nobody looked
+    for (std::int64_t i = 0; i < lists_.rows && !ShapesOnly::on();
+         ++i) {  // NaN shows that nobody looked
       for (std::int64_t s = 0; s < lists_.topk; ++s) {
         if (lists_.id(i, s) < 0) ref::set(d_scores_, i, s, NAN);
       }

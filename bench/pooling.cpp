@@ -39,8 +39,7 @@ PoolData::PoolData(const Problem& p, std::int64_t tokens, Random& random) {
   const std::string& kind = p.word("data");
   key = Guarded(p.dtype(), {tokens, dim});
   gate = Guarded(p.dtype(), {tokens, dim});
-  ape =
-      Guarded(p.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, {p.number("pool_size"), dim});
+  ape = Guarded(p.dtype() == DType::kF64 ? DType::kF64 : DType::kF32, {p.number("pool_size"), dim});
   if (ShapesOnly::on()) return;
   fill_gauss(key, random);
   if (kind == "flat") return;

@@ -37,8 +37,7 @@ void check_value(const Parameter& p, const std::string& text) {
                "{} must be {}, got \"{}\"", p.name, choice_text(words), text);
 }
 
-const Parameter* find_parameter(const std::vector<Parameter>& parameters,
-                                const std::string& name) {
+const Parameter* find_parameter(const std::vector<Parameter>& parameters, const std::string& name) {
   for (const Parameter& p : parameters) {
     if (p.name == name) return &p;
   }
@@ -70,9 +69,8 @@ Problem Problem::parse(const std::string& text) {
     const std::string name = word.substr(0, equals);
     WINNOW_CHECK("problem", equals != std::string::npos && equals + 1 < word.size(),
                  "every word after the operation must read name=value, got \"{}\"", word);
-    WINNOW_CHECK("problem", problem.values_.contains(name),
-                 "{} has no parameter \"{}\"; {}", problem.operation_, name,
-                 name_hint(name, names));
+    WINNOW_CHECK("problem", problem.values_.contains(name), "{} has no parameter \"{}\"; {}",
+                 problem.operation_, name, name_hint(name, names));
     problem.values_[name] = word.substr(equals + 1);
     check_value(*find_parameter(operation.parameters, name), problem.values_[name]);
     problem.given_.push_back(name);
@@ -88,7 +86,8 @@ std::string Problem::text() const {
 
 std::int64_t Problem::number(const std::string& name) const {
   using Limits = std::numeric_limits<std::int64_t>;
-  return number_of(name, word(name), {Limits::min(), Limits::max()});  // parse has checked the range
+  return number_of(name, word(name),
+                   {Limits::min(), Limits::max()});  // parse has checked the range
 }
 
 const std::string& Problem::word(const std::string& name) const {
@@ -113,8 +112,8 @@ std::vector<std::string> split_problems(const std::vector<std::string>& words) {
   for (const std::string& text : words) {
     std::istringstream parts(text);
     for (std::string part; parts >> part;) {
-      const bool belongs = part.find('=') != std::string::npos ||
-                           find_parameter(parameters, part) != nullptr;
+      const bool belongs =
+          part.find('=') != std::string::npos || find_parameter(parameters, part) != nullptr;
       if (belongs && !problems.empty()) {
         problems.back() += " " + part;
         continue;

@@ -18,9 +18,9 @@ struct Values {
   std::int64_t least = 0, most = std::int64_t{1} << 31;  // products of two fit into 64 bits
   std::vector<std::string> words{};
 };
-inline const Values kAny;                // a size: the rules on it are the operation's
-inline const Values kPositive{1};        // what something is divided by
-inline const Values kDefaulted{-1};      // -1 stands for something else
+inline const Values kAny;            // a size: the rules on it are the operation's
+inline const Values kPositive{1};    // what something is divided by
+inline const Values kDefaulted{-1};  // -1 stands for something else
 inline const Values kFlag{0, 1};
 inline const Values kInt32{0, (std::int64_t{1} << 31) - 1};
 inline const Values kBytes{0, std::int64_t{1} << 62};

@@ -12,7 +12,8 @@
 namespace winnow::bench {
 namespace {
 
-class SparseAttentionCase : public OperationCase<sparse_attention, sparse_attention_workspace_bytes> {
+class SparseAttentionCase
+    : public OperationCase<sparse_attention, sparse_attention_workspace_bytes> {
  public:
   explicit SparseAttentionCase(const Problem& p) : in_(p, p.number("page")) {
     output_ = Guarded(p.flag("wide") ? in_.wide() : in_.dtype, {in_.rows, in_.heads, in_.dim_v});

@@ -29,7 +29,8 @@ struct Bounded {
   }
 };
 
-class SparseAttentionBackwardCase : public OperationCase<sparse_attention_backward, sparse_attention_backward_workspace_bytes> {
+class SparseAttentionBackwardCase
+    : public OperationCase<sparse_attention_backward, sparse_attention_backward_workspace_bytes> {
  public:
   explicit SparseAttentionBackwardCase(const Problem& p) : in_(p) {
     const DType wide = in_.wide(), out = p.flag("wide") ? wide : in_.dtype;

@@ -347,8 +347,9 @@ TEST(Problems, SizesThatNoMemoryHoldsAreRefused) {
   auto check = [](const char* text) { return message_of([&] { bench::check_problem(text); }); };
   EXPECT_EQ(check("index_scores rows=-3"),
             "[problem] rows must be a whole number from 0 to 2147483648, got \"-3\"");
-  EXPECT_EQ(check("index_scores rows=2000000000 index_heads=2000000000"),
-            "[problem] a tensor must have at most 2^56 elements, got 2000000000, 2000000000 by 128");
+  EXPECT_EQ(
+      check("index_scores rows=2000000000 index_heads=2000000000"),
+      "[problem] a tensor must have at most 2^56 elements, got 2000000000, 2000000000 by 128");
   EXPECT_EQ(check("index_scores rows=0 index_heads=2000000000 index_dim=2000000000"),
             "[problem] a tensor must have at most 2^56 elements, got 0, 2000000000 by 2000000000")
       << "an axis of none hides no size";

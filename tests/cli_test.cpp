@@ -86,7 +86,8 @@ TEST(Cli, MistakesNameTheNearestValidWord) {
   expect_failure(winnow("info", "WINNOW_FORBID=nonsense"), 1, "WINNOW_FORBID must read");
   expect_failure(winnow("why", "WINNOW_FORBID=index_scor=reference"), 2, "WINNOW_FORBID");
   expect_failure(winnow("why \"sparse_attention rows\""), 2, "must read name=value, got \"rows\"");
-  expect_failure(winnow("why matmul flibble"), 2, "no operation \"flibble\"; there are index_scores,");
+  expect_failure(winnow("why matmul flibble"), 2,
+                 "no operation \"flibble\"; there are index_scores,");
   expect_failure(winnow("why \"\""), 2, "must begin with an operation");
   expect_failure(winnow("check \"\""), 2, "must begin with an operation");
 }
@@ -94,8 +95,9 @@ TEST(Cli, MistakesNameTheNearestValidWord) {
 // A name that no list has would pin or forbid nothing, silently.
 TEST(Cli, UnknownImplementationsAreNamedWithThoseThatExist) {
   for (const char* command : {"why index_scores", "check index_scores", "info"}) {
-    expect_failure(winnow(command, "WINNOW_PIN=index_scores=abacus"), 2,
-                   "WINNOW_PIN: index_scores has no implementation \"abacus\" in this build; there are ");
+    expect_failure(
+        winnow(command, "WINNOW_PIN=index_scores=abacus"), 2,
+        "WINNOW_PIN: index_scores has no implementation \"abacus\" in this build; there are ");
     expect_failure(winnow(command, "WINNOW_FORBID='*=abacus'"), 2,
                    "WINNOW_FORBID: no operation has an implementation \"abacus\"");
   }
@@ -158,7 +160,8 @@ TEST(Cli, WhySaysWhatACallCostsInMemory) {
   EXPECT_EQ(o.status, 0) << o.err;
   const std::int64_t inputs = 4 * (2 * 2 + 70000 * 2 + 2 + 2 + 2), outputs = 4 * (2 * 64 * 2 + 2);
   EXPECT_TRUE(has(o.out, fmt::format("  inputs            547 KiB ({} bytes)\n", inputs))) << o.out;
-  EXPECT_TRUE(has(o.out, fmt::format("  outputs           1.0 KiB ({} bytes)\n", outputs))) << o.out;
+  EXPECT_TRUE(has(o.out, fmt::format("  outputs           1.0 KiB ({} bytes)\n", outputs)))
+      << o.out;
   EXPECT_TRUE(has(o.out, "  threads           3\n")) << o.out;
   EXPECT_TRUE(has(o.out, "cpu.portable      runs; workspace ")) << o.out;
   EXPECT_TRUE(has(o.out, "reference         accepts, but stands after cpu.portable; workspace "))
@@ -182,9 +185,9 @@ TEST(Cli, WhyAnswersAtAnySize) {
        {"index_topk rows=16384 keys=1048576 dtype=bf16", "index_scores rows=16384 keys=1048576",
         "dense_index_loss rows=65536 keys=65536 dtype=bf16",
         "sparse_attention rows=100000000 keys=2000000000"}) {
-    const int status = std::system(fmt::format("ulimit -v 200000; {} why \"{}\" >/dev/null 2>&1",
-                                               WINNOW_PROGRAM, problem)
-                                       .c_str());
+    const int status = std::system(
+        fmt::format("ulimit -v 200000; {} why \"{}\" >/dev/null 2>&1", WINNOW_PROGRAM, problem)
+            .c_str());
     EXPECT_EQ(WEXITSTATUS(status), 0) << problem;
   }
 }
@@ -225,7 +228,8 @@ TEST(Cli, CheckWithNothingToCheckFails) {
 // One stream for both: what was printed before the error stands before it.
 TEST(Cli, TheErrorComesLast) {
   const std::string path = fmt::format("{}/winnow_both_{}", testing::TempDir(), getpid());
-  std::system(fmt::format("{} check --golden /no/such/place >{} 2>&1", WINNOW_PROGRAM, path).c_str());
+  std::system(
+      fmt::format("{} check --golden /no/such/place >{} 2>&1", WINNOW_PROGRAM, path).c_str());
   const std::vector<std::string> lines = lines_of(read_all(path));
   std::filesystem::remove(path);
   ASSERT_EQ(lines.size(), 2u);
@@ -237,7 +241,8 @@ TEST(Cli, FilesWithoutAnEndAreRefusedByName) {
   const std::string base = fmt::format("{}/winnow_pipe_{}", testing::TempDir(), getpid());
   ASSERT_EQ(std::system(fmt::format("mkfifo {}", base).c_str()), 0);
   expect_failure(winnow("train " + base), 1, base + ": it is a pipe, a file is needed; write what");
-  expect_failure(winnow("train /dev/zero"), 1, "/dev/zero: it is a device, a file is needed; write");
+  expect_failure(winnow("train /dev/zero"), 1,
+                 "/dev/zero: it is a device, a file is needed; write");
   expect_failure(winnow("train " + testing::TempDir()), 1, "it is a folder, a file is needed");
   std::filesystem::remove(base);
 }
@@ -301,7 +306,8 @@ TEST(Cli, BenchWritesJsonLines) {
 
 TEST(Cli, BenchGivesNoNumberForMemoryThatNobodyCounts) {
   const Outcome o = winnow(
-      "bench --json --threads 1 --repeat 1 training_step layers=1 hidden=16 heads=2 intermediate=16 "
+      "bench --json --threads 1 --repeat 1 training_step layers=1 hidden=16 heads=2 "
+      "intermediate=16 "
       "context=16 topk=4");
   EXPECT_EQ(o.status, 0) << o.err;
   EXPECT_TRUE(nlohmann::json::parse(o.out).at("workspace_bytes").is_null());

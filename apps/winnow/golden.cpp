@@ -48,7 +48,7 @@ GoldenDirectory find_golden(const fs::path& directory) {
   for (const fs::path& path : tensor_files(directory / "models")) {
     if (path.filename() == "expected.safetensors") {
       found.skipped.push_back(fs::relative(path, directory).string() +
-                               ": this version does not read Hugging Face checkpoints");
+                              ": this version does not read Hugging Face checkpoints");
     }
   }
   if (fs::exists(directory / "layouts.json")) {

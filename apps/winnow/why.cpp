@@ -86,7 +86,8 @@ void add_why(CLI::App& app) {
   const auto device = std::make_shared<Device>();
   add_device_option(*command, device.get());
   add_threads_option(*command);
-  command->footer(R"(Nothing of the problem's size is allocated, so any size can be asked. For every implementation that
+  command->footer(
+      R"(Nothing of the problem's size is allocated, so any size can be asked. For every implementation that
 accepts, the workspace that it would ask for with these threads; then all that the call reads and writes.
 
 Examples:
