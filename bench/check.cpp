@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "bench/allocations.h"
 #include "bench/case.h"
+#include "bench/guarded.h"
 #include "bench/placement.h"
 #include "winnow/threads.h"
 #include "winnow/validation.h"
