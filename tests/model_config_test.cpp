@@ -47,12 +47,20 @@ TEST(Config, WhatIsWrittenIsReadBack) {
 TEST(Config, EveryFieldArrives) {
   ModelConfig config = tiny_model(tiny_mla());
   config.vocab_size = 301;
+  config.sharing = {4, 3};
+  config.mtp_depths = 5;
+  config.mtp_shared_components.latent_kv = true;
   const ModelConfig c = read_model_config(write_model_config(config));
   EXPECT_EQ(c.vocab_size, 301);
   EXPECT_EQ(c.layers, 2);
   EXPECT_EQ(c.intermediate_size, 10);
   EXPECT_EQ(c.norm_epsilon, 1e-5);
   EXPECT_TRUE(c.tied_embeddings);
+  EXPECT_EQ(c.sharing.topk_freq, 4);
+  EXPECT_EQ(c.sharing.skip_topk_offset, 3);
+  EXPECT_EQ(c.mtp_depths, 5);
+  EXPECT_TRUE(c.mtp_shared_components.latent_kv);
+  EXPECT_FALSE(c.mtp_shared_components.sparse_attention_index);
   EXPECT_EQ(c.attention.kind, attention::AttentionKind::kMla);
   EXPECT_EQ(c.attention.hidden_size, 12);
   EXPECT_EQ(c.attention.heads, 3);
@@ -103,7 +111,10 @@ TEST(Config, EveryKeyIsRequired) {
     const json flat = good.flatten();
     for (const auto& [path, value] : flat.items()) {
       const bool precision = path.ends_with("/precision") || path.ends_with("_output");
-      const bool optional = path == "/vocab_size" || path == "/attention/q_lora_rank" || precision;
+      const bool sharing = path.starts_with("/mtp_") || path.ends_with("/topk_freq") ||
+                           path.ends_with("/skip_topk_offset");
+      const bool optional =
+          path == "/vocab_size" || path == "/attention/q_lora_rank" || precision || sharing;
       const std::string text = refusal(without(good, path.c_str()));
       if (optional) {
         EXPECT_EQ(text, "") << path;
@@ -201,6 +212,50 @@ TEST(Config, RulesAreNamedWithTheirValues) {
   EXPECT_NE(
       refusal(write_model_config(tiny_model(simplified))).find("needs attention.kind \"gqa\""),
       std::string::npos);
+}
+
+// What depths may share, and what sharing needs.
+TEST(Config, SharedComponentsAreAListOfNames) {
+  json good = write_model_config(tiny_model(tiny_mla()));
+  good["mtp_depths"] = 2;
+  const std::vector<json> lists = {json::array(),
+                                   {"latent_kv"},
+                                   {"sparse_attention_index"},
+                                   {"latent_kv", "sparse_attention_index"},
+                                   {"sparse_attention_index", "latent_kv"}};
+  for (const json& list : lists) {
+    EXPECT_EQ(refusal(with(good, "/mtp_shared_components", list)), "") << list.dump();
+  }
+  expect_refused(good, {{"/mtp_shared_components", "latent_kv", "must be a list"},
+                        {"/mtp_shared_components", json::array({3}), "must be strings, got 3"},
+                        {"/mtp_shared_components", json::array({"latent"}), "got \"latent\""},
+                        {"/mtp_shared_components", json::array({"latent_kv", "latent_kv"}),
+                         "got \"latent_kv\" twice"},
+                        {"/mtp_depths", -1, "mtp_depths must be from 0 to 64, got -1"},
+                        {"/topk_freq", 0, "topk_freq must be from 1 to 1024, got 0"},
+                        {"/skip_topk_offset", -1, "skip_topk_offset must be from 0"}});
+  good["mtp_shared_components"] = {"sparse_attention_index"};
+  expect_refused(good, {{"/mtp_depths", 1, "needs mtp_depths of at least 2"},
+                        {"/mtp_depths", 0, "needs mtp_depths of at least 2"}});
+  json gqa = write_model_config(tiny_model(tiny_gqa()));
+  gqa["mtp_depths"] = 2;
+  gqa["mtp_shared_components"] = {"sparse_attention_index"};
+  expect_refused(gqa, {{"/mtp_shared_components", json::array({"latent_kv"}),
+                        "\"latent_kv\" needs attention.kind \"mla\""}});
+}
+
+TEST(Config, LayersThatOwnAnIndexer) {
+  using Layers = std::vector<std::int64_t>;
+  ModelConfig c = tiny_model(tiny_mla());
+  c.layers = 8;
+  c.sharing = {4, 3};
+  EXPECT_EQ(index_layers(c), (Layers{0, 1, 2, 6}));
+  c.mtp_depths = 3;  // layer 9 of 1, 2, 3, 7, 11 reuses
+  EXPECT_EQ(index_layers(c), (Layers{0, 1, 2, 6}));
+  c.layers = 10;
+  EXPECT_EQ(index_layers(c), (Layers{0, 1, 2, 6, 10}));
+  c.mtp_depths = 0;
+  EXPECT_EQ(index_layers(c), (Layers{0, 1, 2, 6}));
 }
 
 // No product of sizes may overflow on its way to a refusal.

@@ -152,37 +152,78 @@ json write_attention(const AttentionConfig& c) {
   return object;
 }
 
+// A list of names, each at most once, in any order.
+MtpSharedComponents read_shared_components(JsonReader& reader) {
+  constexpr char kKey[] = "mtp_shared_components";
+  MtpSharedComponents shared;
+  if (!reader.has(kKey)) return shared;
+  for (const std::string& name : reader.strings(kKey)) {
+    const bool index = name == "sparse_attention_index";
+    WINNOW_CHECK(kName, index || name == "latent_kv",
+                 "{} may name \"sparse_attention_index\" and \"latent_kv\", got \"{}\"", kKey,
+                 name);
+    bool& named = index ? shared.sparse_attention_index : shared.latent_kv;
+    WINNOW_CHECK(kName, !named, "{} must name each component once, got \"{}\" twice", kKey, name);
+    named = true;
+  }
+  return shared;
+}
+
+json write_shared_components(const MtpSharedComponents& shared) {
+  json names = json::array();
+  if (shared.sparse_attention_index) names.push_back("sparse_attention_index");
+  if (shared.latent_kv) names.push_back("latent_kv");
+  return names;
+}
+
+std::int64_t query_input_size(const AttentionConfig& c) {
+  const bool latent_query = c.kind == AttentionKind::kMla && c.q_lora_rank > 0;
+  return latent_query ? c.q_lora_rank : c.hidden_size;
+}
+
 std::int64_t attention_parameters(const AttentionConfig& c) {
   const std::int64_t head_dim = c.qk_nope_head_dim + c.qk_rope_head_dim, h = c.hidden_size;
   std::int64_t n = h * c.heads * c.v_head_dim;  // o_proj
-  const bool latent_query = c.kind == AttentionKind::kMla && c.q_lora_rank > 0;
-  const std::int64_t query_input = latent_query ? c.q_lora_rank : h;
-  n += c.heads * head_dim * query_input;
-  if (latent_query) n += c.q_lora_rank * (h + 1);
+  n += c.heads * head_dim * query_input_size(c);
+  if (c.kind == AttentionKind::kMla && c.q_lora_rank > 0) n += c.q_lora_rank * (h + 1);
   if (c.kind == AttentionKind::kMla) {
     n += (c.kv_lora_rank + c.qk_rope_head_dim) * h + c.kv_lora_rank +
          c.heads * (c.qk_nope_head_dim + c.v_head_dim) * c.kv_lora_rank;
   } else {
     n += c.kv_heads * (head_dim + c.v_head_dim) * h;
   }
+  return n;
+}
+
+std::int64_t indexer_parameters(const AttentionConfig& c) {
   const IndexerConfig& i = c.indexer;
-  n += i.index_heads * i.index_dim * query_input + i.index_dim * h;
-  if (i.mode == IndexerMode::kStandard) n += 2 * i.index_dim + i.index_heads * h;
+  std::int64_t n = i.index_heads * i.index_dim * query_input_size(c) + i.index_dim * c.hidden_size;
+  if (i.mode == IndexerMode::kStandard) n += 2 * i.index_dim + i.index_heads * c.hidden_size;
   return n;
 }
 
 }  // namespace
 
+std::vector<std::int64_t> index_layers(const ModelConfig& c) {
+  std::vector<std::int64_t> owners;
+  for (std::int64_t n = 0; n < c.layers + (c.mtp_depths > 0 ? 1 : 0); ++n) {
+    if (computes_indices(c.sharing, n + 1)) owners.push_back(n);
+  }
+  return owners;
+}
+
 // Every width is at most 2^24, so that a layer's count stays below 2^52.
 std::int64_t parameter_count(const ModelConfig& c) {
-  const std::int64_t h = c.attention.hidden_size;
+  const std::int64_t h = c.attention.hidden_size, mtp = c.mtp_depths > 0 ? 1 : 0;
   const std::int64_t layer =
       attention_parameters(c.attention) + 3 * h * c.intermediate_size + 2 * h;
-  return c.layers * layer + c.vocab_size * h * (c.tied_embeddings ? 1 : 2) + h;
+  const auto indexers = static_cast<std::int64_t>(index_layers(c).size());
+  return (c.layers + mtp) * layer + indexers * indexer_parameters(c.attention) +
+         mtp * (2 * h + 3) * h + c.vocab_size * h * (c.tied_embeddings ? 1 : 2) + h;
 }
 
 void validate(const ModelConfig& c) {
-  constexpr std::int64_t kMaxSize = std::int64_t{1} << 24, kMaxLayers = 1024,
+  constexpr std::int64_t kMaxSize = std::int64_t{1} << 24, kMaxLayers = 1024, kMaxDepths = 64,
                          kMaxParameters = std::int64_t{1} << 42;
   WINNOW_CHECK(kName, c.vocab_size >= 1 && c.vocab_size <= kMaxSize,
                "vocab_size must be from 1 to {}, got {}", kMaxSize, c.vocab_size);
@@ -193,6 +234,19 @@ void validate(const ModelConfig& c) {
   WINNOW_CHECK(kName, std::isfinite(c.norm_epsilon) && c.norm_epsilon > 0,
                "norm_epsilon must be positive and finite, got {}", c.norm_epsilon);
   attention::validate(c.attention);
+  WINNOW_CHECK(kName, c.sharing.topk_freq >= 1 && c.sharing.topk_freq <= kMaxLayers,
+               "topk_freq must be from 1 to {}, got {}", kMaxLayers, c.sharing.topk_freq);
+  WINNOW_CHECK(kName, c.sharing.skip_topk_offset >= 0 && c.sharing.skip_topk_offset <= kMaxLayers,
+               "skip_topk_offset must be from 0 to {}, got {}", kMaxLayers,
+               c.sharing.skip_topk_offset);
+  WINNOW_CHECK(kName, c.mtp_depths >= 0 && c.mtp_depths <= kMaxDepths,
+               "mtp_depths must be from 0 to {}, got {}", kMaxDepths, c.mtp_depths);
+  WINNOW_CHECK(kName, !c.mtp_shared_components.any() || c.mtp_depths > 1,
+               "mtp_shared_components needs mtp_depths of at least 2, since later depths take from "
+               "the first, got {}",
+               c.mtp_depths);
+  WINNOW_CHECK(kName, !c.mtp_shared_components.latent_kv || c.attention.kind == AttentionKind::kMla,
+               "mtp_shared_components \"latent_kv\" needs attention.kind \"mla\", got \"gqa\"");
   const std::int64_t parameters = parameter_count(c);
   WINNOW_CHECK(kName, parameters <= kMaxParameters,
                "the sizes must make a model of at most {} parameters, got {}", kMaxParameters,
@@ -207,6 +261,10 @@ ModelConfig read_model_config(const json& object) {
   c.intermediate_size = reader.integer("intermediate_size");
   c.norm_epsilon = reader.number("norm_epsilon");
   c.tied_embeddings = reader.boolean("tied_embeddings");
+  c.sharing.topk_freq = reader.integer_or("topk_freq", c.sharing.topk_freq);
+  c.sharing.skip_topk_offset = reader.integer_or("skip_topk_offset", c.sharing.skip_topk_offset);
+  c.mtp_depths = reader.integer_or("mtp_depths", c.mtp_depths);
+  c.mtp_shared_components = read_shared_components(reader);
   c.attention = read_attention(reader.object("attention"));
   reader.finish();
   validate(c);
@@ -219,6 +277,10 @@ json write_model_config(const ModelConfig& c) {
           {"intermediate_size", c.intermediate_size},
           {"norm_epsilon", c.norm_epsilon},
           {"tied_embeddings", c.tied_embeddings},
+          {"topk_freq", c.sharing.topk_freq},
+          {"skip_topk_offset", c.sharing.skip_topk_offset},
+          {"mtp_depths", c.mtp_depths},
+          {"mtp_shared_components", write_shared_components(c.mtp_shared_components)},
           {"attention", write_attention(c.attention)}};
 }
 

@@ -3,10 +3,19 @@
 
 #include <nlohmann/json_fwd.hpp>
 #include <string>
+#include <vector>
 
 #include "attention/config.h"
+#include "layout/index_sharing.h"
 
 namespace winnow::model {
+
+// What the later depths of multi-token prediction take from the first instead of computing it.
+struct MtpSharedComponents {
+  bool sparse_attention_index = false;  // its selection
+  bool latent_kv = false;               // its latent keys, on the gradient path
+  bool any() const { return sparse_attention_index || latent_kv; }
+};
 
 struct ModelConfig {
   std::int64_t vocab_size = 256;
@@ -14,6 +23,12 @@ struct ModelConfig {
   std::int64_t intermediate_size = 0;  // of the SwiGLU MLP
   double norm_epsilon = 0;
   bool tied_embeddings = true;  // the output head is the embedding table
+  // Layers that compute indices; the others own no indexer (layout/index_sharing.h). JSON keys
+  // topk_freq and skip_topk_offset.
+  IndexSharing sharing;
+  // Multi-token prediction: one more layer, applied this many times (model/mtp.h); 0: none.
+  std::int64_t mtp_depths = 0;
+  MtpSharedComponents mtp_shared_components;
   attention::AttentionConfig attention;
 };
 
@@ -23,10 +38,14 @@ void validate(const ModelConfig& config);
 // How many numbers a model of this shape trains.
 std::int64_t parameter_count(const ModelConfig& config);
 
+// The layers that own an indexer, from 0, ascending; the layer of multi-token prediction is number
+// `layers`.
+std::vector<std::int64_t> index_layers(const ModelConfig& config);
+
 // Keys are the field names above, with "attention" and "attention.indexer" as nested objects. Every
-// key that applies is required, but for vocab_size and q_lora_rank (0). Unknown keys are refused by
-// name with the nearest valid one; keys of the other kind of attention, missing keys, wrong types
-// and broken rules by name and value.
+// key that applies is required, but for vocab_size, q_lora_rank (0) and the keys of sharing and
+// multi-token prediction. Unknown keys are refused by name with the nearest valid one; keys of the
+// other kind of attention, missing keys, wrong types and broken rules by name and value.
 ModelConfig read_model_config(const nlohmann::json& json);
 nlohmann::json write_model_config(const ModelConfig& config);
 

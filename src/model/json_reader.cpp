@@ -91,6 +91,16 @@ const nlohmann::json& JsonReader::array(const std::string& key) {
   return value;
 }
 
+std::vector<std::string> JsonReader::strings(const std::string& key) {
+  std::vector<std::string> all;
+  for (const nlohmann::json& value : array(key)) {
+    WINNOW_CHECK(kName, value.is_string(), "entries of {} must be strings, got {}", full(key),
+                 shown(value));
+    all.push_back(value.get<std::string>());
+  }
+  return all;
+}
+
 std::string JsonReader::string(const std::string& key) {
   const nlohmann::json& value = get(key);
   WINNOW_CHECK(kName, value.is_string(), "{} must be a string, got {}", full(key), shown(value));

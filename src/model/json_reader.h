@@ -23,6 +23,7 @@ class JsonReader {
   std::string string(const std::string& key);
   const nlohmann::json& object(const std::string& key);
   const nlohmann::json& array(const std::string& key);
+  std::vector<std::string> strings(const std::string& key);  // a list of them
   // One of the words, as its value.
   template <class Value>
   Value word(const std::string& key, const std::vector<std::pair<const char*, Value>>& words) {

@@ -16,6 +16,10 @@ constexpr char kName[] = "transformer";
 
 const ModelConfig& checked(const ModelConfig& config) {
   validate(config);
+  if (config.sharing.topk_freq > 1 || config.mtp_depths > 0) {
+    fail(Status::kUnsupported, kName,
+         "models with topk_freq above 1 or with mtp_depths cannot be built yet");
+  }
   return config;
 }
 
