@@ -2,6 +2,7 @@
 // the online softmax of a head.
 #pragma once
 
+#include "cuda/elements.h"
 #include "cuda/fragments.h"
 #include "cuda/rows.h"
 
@@ -71,17 +72,21 @@ __device__ inline std::int64_t trimmed_count(const RowSlots& slots) {
 }
 
 // 16 bytes of a row, from channel `channel` on: zeros behind its `channels`, and where `from` is null.
-template <class T>
-__device__ void copy_vector(T* to, const T* from, int channel, int channels, bool vectors) {
-  constexpr int kCount = 16 / static_cast<int>(sizeof(T));
+// `vectors`: rows begin at multiples of 16 bytes. Numbers of another type are rounded on the way.
+template <class N, class T>
+__device__ void copy_vector(N* to, const T* from, int channel, int channels, bool vectors) {
+  constexpr int kCount = 16 / static_cast<int>(sizeof(N));
   const int left = from == nullptr ? 0 : max(0, min(kCount, channels - channel));
   if (left == 0) {
     *reinterpret_cast<uint4*>(to) = uint4{0, 0, 0, 0};
-  } else if (vectors) {
-    copy_async(to, from + channel, left * static_cast<int>(sizeof(T)));
-  } else {
+    return;
+  }
+  if constexpr (std::is_same_v<N, T>) {
+    if (vectors) return copy_async(to, from + channel, left * static_cast<int>(sizeof(N)));
+  }
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) to[j] = j < left ? from[channel + j] : T{};
+  for (int j = 0; j < kCount; ++j) {
+    to[j] = j < left ? from_float<N>(to_float(from[channel + j])) : N{};
   }
 }
 

@@ -56,9 +56,9 @@ __global__ void __launch_bounds__(kPairThreads) target_kernel(const Target<T> t)
     const int heads = min(kHeads, t.group - in_group);
     Tile pairs;
     pairs.add(memory,
-              {t.query + row * t.query_row + first_head * t.query_head, t.query_head, nullptr,
-               heads, t.query_vectors},
-              {t.key + g * t.key_head, 0, places, kPairSlots, t.key_vectors}, t.dim);
+              GatheredRows<T>{t.query + row * t.query_row + first_head * t.query_head, t.query_head,
+                              nullptr, heads, t.query_vectors},
+              GatheredRows<T>{t.key + g * t.key_head, 0, places, kPairSlots, t.key_vectors}, t.dim);
     float own[Tile::kNTiles][2] = {};
 #pragma unroll
     for (int m = 0; m < Tile::kMTiles; ++m) {
