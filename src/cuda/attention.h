@@ -14,10 +14,13 @@ struct RowSlots {
   const std::int32_t* ids;  // null: no list
   std::int64_t stride, count;
 
+  // What stands in a slot below `count`: an id that counts only if the range contains it.
+  __device__ std::int64_t raw(std::int64_t slot) const {
+    return ids == nullptr ? range.start + slot : ids[slot * stride];
+  }
   // The id of a slot below `count`; -1 if it does not count.
   __device__ std::int64_t operator[](std::int64_t slot) const {
-    if (ids == nullptr) return range.start + slot;
-    const std::int64_t id = ids[slot * stride];
+    const std::int64_t id = raw(slot);
     return range.contains(id) ? id : -1;
   }
 };
@@ -90,16 +93,29 @@ __device__ void copy_vector(N* to, const T* from, int channel, int channels, boo
   }
 }
 
-// One row of a tile in shared memory: `channels` numbers from `from`, zeros up to `width` (a multiple of
-// 8); all zeros where `from` is null. A warp calls it. `vectors`: `from` is aligned to 16 bytes.
-template <class T>
-__device__ void copy_row(T* to, const T* from, int channels, int width, bool vectors) {
+// Rows of a tile in shared memory, `stride` apart: `channels` numbers from `from[r]`, zeros up to `width`
+// (a multiple of 8), all zeros of null. A warp calls it. `somewhere`: any address of the same tensor.
+template <class T, int kRows>
+__device__ void copy_rows(T* to, int stride, const T* const (&from)[kRows], const T* somewhere,
+                          int channels, int width, bool vectors) {
   const int lane = threadIdx.x % 32;
-  if (vectors || from == nullptr) {
-    for (int c = 8 * lane; c < width; c += 8 * 32) copy_vector(to + c, from, c, channels, true);
+  if (!vectors) {
+    for (int c = lane; c < width; c += 32) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        to[r * stride + c] = from[r] != nullptr && c < channels ? from[r][c] : T{};
+      }
+    }
     return;
   }
-  for (int c = lane; c < width; c += 32) to[c] = c < channels ? from[c] : T{};
+  for (int c = 8 * lane; c < width; c += 8 * 32) {
+    const int bytes = max(0, min(16, 2 * (channels - c)));
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const bool read = from[r] != nullptr && bytes > 0;
+      copy_async(to + r * stride + c, read ? from[r] + c : somewhere, read ? bytes : 0);
+    }
+  }
 }
 
 // Whether every row of a tensor begins at a multiple of 16 bytes.
