@@ -64,8 +64,7 @@ __global__ void __launch_bounds__(kOuterThreads) slot_kernel(const BackwardChunk
   using Tile = OuterTile<N, kPairSlots, false>;
   __shared__ typename Tile::Memory memory;
   const int key_tiles = tiles_of(b.query.channels, kOuterChannels);
-  const int channel_tiles =
-      key_tiles + (b.shared ? 0 : tiles_of(b.value_channels(), kOuterChannels));
+  const int channel_tiles = key_tiles + (b.shared ? 0 : tiles_of(b.value_channels, kOuterChannels));
   const int slot_tiles = tiles_of(b.list_slots, kPairSlots);
   std::int64_t at = block_index();
   const int channel_tile = static_cast<int>(at % channel_tiles);
@@ -90,14 +89,14 @@ __global__ void __launch_bounds__(kOuterThreads) slot_kernel(const BackwardChunk
         });
   };
   if (!of_value) add(b.dz, b.query);
-  if (of_value || (b.shared && first_channel < b.value_channels())) {
-    if (b.wide_d_output.data != nullptr) {
+  if (of_value || (b.shared && first_channel < b.value_channels)) {
+    if (b.wide) {
       add(b.p, b.wide_d_output);
     } else {
       add(b.p, b.d_output);
     }
   }
-  const int channels = of_value ? b.value_channels() : b.query.channels;
+  const int channels = of_value ? b.value_channels : b.query.channels;
   const std::int64_t width = std::int64_t{b.kv_heads} * b.width();
   float* rows = b.slot_rows + g * b.width() + (of_value ? b.query.channels : 0);
 #pragma unroll
@@ -133,7 +132,7 @@ void run_backward_chunk(const char* operation, const BackwardChunk<T>& b, cudaSt
     kQuery<T, heads.value>.launch(operation, of_query, b);
   });
   Launch of_slots = launch;
-  const int value_tiles = b.shared ? 0 : tiles_of(b.value_channels(), kOuterChannels);
+  const int value_tiles = b.shared ? 0 : tiles_of(b.value_channels, kOuterChannels);
   of_slots.grid = grid_of(b.rows * b.kv_heads * tiles_of(b.list_slots, kPairSlots) *
                           (tiles_of(b.query.channels, kOuterChannels) + value_tiles));
   kSlots<T>.launch(operation, of_slots, b);

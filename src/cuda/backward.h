@@ -58,20 +58,17 @@ struct BackwardChunk {
   int kv_heads, group;
   HeadRows<T> query, key;         // key: [keys, kv_heads, dim_qk]
   const N *dz, *p;                // p null: only the part of dz
-  HeadRows<T> d_output;           // [rows, heads, dim_v], or
-  HeadRows<float> wide_d_output;  // the same in f32
-  bool shared;                    // the part of p is added to the first channels of the part of dz
+  HeadRows<T> d_output;           // [rows, heads, dim_v]
+  HeadRows<float> wide_d_output;  // the same, if it is in f32 and T is not
+  bool wide;
+  int value_channels;  // dim_v; 0 without p
+  bool shared;         // the part of p is added to the first channels of the part of dz
   float* d_query;
   std::int64_t d_query_row, d_query_head;
   float* slot_rows;  // [row * list_slots + slot][kv_heads][width]
 
-  __host__ __device__ int value_channels() const {
-    return p == nullptr                    ? 0
-           : wide_d_output.data != nullptr ? wide_d_output.channels
-                                           : d_output.channels;
-  }
   // Channels that a slot brings to each key head.
-  __host__ __device__ int width() const { return query.channels + (shared ? 0 : value_channels()); }
+  __host__ __device__ int width() const { return query.channels + (shared ? 0 : value_channels); }
   __device__ std::int64_t weights_at(std::int64_t local_row, std::int64_t head) const {
     return (local_row * kv_heads * group + head) * padded_slots;
   }

@@ -72,7 +72,7 @@ __global__ void __launch_bounds__(kPairThreads) weigh_kernel(const Weigh<T> w) {
         GatheredRows<D>{d_output(row, first_head), d_output.head, nullptr, heads, d_output.vectors},
         values, w.value.channels);
   };
-  if (b.wide_d_output.data != nullptr) {
+  if (b.wide) {
     add_dp(b.wide_d_output);
   } else {
     add_dp(b.d_output);
@@ -218,18 +218,20 @@ void run_typed(const Args& a, Workspace workspace) {
   b.key = HeadRows<T>(a.key);
   b.dz = scratch.weights_dz;
   b.p = scratch.weights_p;
-  if (std::is_same_v<T, float> || a.d_output.dtype != DType::kF32) {
-    b.d_output = HeadRows<T>(a.d_output);
-  } else {
+  b.wide = !std::is_same_v<T, float> && a.d_output.dtype == DType::kF32;
+  if (b.wide) {
     b.wide_d_output = HeadRows<float>(a.d_output);
+  } else {
+    b.d_output = HeadRows<T>(a.d_output);
   }
+  b.value_channels = static_cast<int>(a.d_output.shape[2]);
   b.shared = a.value.empty();
   b.d_query = a.d_query.as<float>();
   b.d_query_row = a.d_query.strides[0];
   b.d_query_head = a.d_query.strides[1];
   b.slot_rows = scratch.slot_rows;
   w.value = HeadRows<T>(b.shared ? a.key : a.value);
-  w.value.channels = static_cast<int>(a.d_output.shape[2]);
+  w.value.channels = b.value_channels;
   w.scale = static_cast<float>(a.softmax_scale);
   w.lse = a.lse.as<float>();
   w.lse_row = a.lse.strides[0];
