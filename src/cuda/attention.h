@@ -1,5 +1,5 @@
-// What the kernels of attention share: the slots of a row, tiles of keys that are gathered by id, and
-// the online softmax of a head.
+// What the kernels of attention share: the slots of a row, tiles of keys that are gathered by id,
+// and the online softmax of a head.
 #pragma once
 
 #include "cuda/elements.h"
@@ -8,15 +8,16 @@
 
 namespace winnow::cuda {
 
-// The slots of one row, in list order or, without a list, the keys of its range.
+// The slots of one row, in list order or, without a list, keys one after the other.
 struct RowSlots {
   Range range;
   const std::int32_t* ids;  // null: no list
   std::int64_t stride, count;
+  std::int64_t first;  // without a list: the key of slot 0
 
   // What stands in a slot below `count`: an id that counts only if the range contains it.
   __device__ std::int64_t raw(std::int64_t slot) const {
-    return ids == nullptr ? range.start + slot : ids[slot * stride];
+    return ids == nullptr ? first + slot : ids[slot * stride];
   }
   // The id of a slot below `count`; -1 if it does not count.
   __device__ std::int64_t operator[](std::int64_t slot) const {
@@ -30,6 +31,7 @@ struct SlotLists {
   std::int64_t row_stride = 0, slot_stride = 0, topk = 0;
   IntRows lengths;  // data null: every slot may count
   RowRanges ranges;
+  std::int64_t window = -1;  // without a list: the key of every row's slot 0; -1: its range's first
 
   SlotLists() = default;
   SlotLists(const Tensor& topk_indices, const Tensor& topk_lengths, const Tensor& starts,
@@ -44,9 +46,16 @@ struct SlotLists {
   }
 
   __device__ RowSlots operator[](std::int64_t row) const {
-    RowSlots slots{ranges[row], nullptr, slot_stride, 0};
-    if (ids == nullptr) {
+    RowSlots slots{ranges[row], nullptr, slot_stride, 0, 0};
+    if (ids == nullptr && window < 0) {
+      slots.first = slots.range.start;
       slots.count = slots.range.length();
+      return slots;
+    }
+    if (ids == nullptr) {  // keys [window, window + topk)
+      slots.first = window;
+      slots.count = min(topk, slots.range.end - window);
+      if (slots.count < 0 || slots.range.start >= window + topk) slots.count = 0;
       return slots;
     }
     slots.ids = ids + row * row_stride;
@@ -57,8 +66,8 @@ struct SlotLists {
   }
 };
 
-// The slots of a row up to the last one that counts, so that the padding of short lists costs nothing.
-// All threads of the block call it; contains barriers.
+// The slots of a row up to the last one that counts, so that the padding of short lists costs
+// nothing. All threads of the block call it; contains barriers.
 __device__ inline std::int64_t trimmed_count(const RowSlots& slots) {
   if (slots.ids == nullptr || slots.count == 0) return slots.count;
   __shared__ unsigned last;
@@ -74,8 +83,9 @@ __device__ inline std::int64_t trimmed_count(const RowSlots& slots) {
   return last;
 }
 
-// 16 bytes of a row, from channel `channel` on: zeros behind its `channels`, and where `from` is null.
-// `vectors`: rows begin at multiples of 16 bytes. Numbers of another type are rounded on the way.
+// 16 bytes of a row, from channel `channel` on: zeros behind its `channels`, and where `from` is
+// null. `vectors`: rows begin at multiples of 16 bytes. Numbers of another type are rounded on the
+// way.
 template <class N, class T>
 __device__ void copy_vector(N* to, const T* from, int channel, int channels, bool vectors) {
   constexpr int kCount = 16 / static_cast<int>(sizeof(N));
@@ -93,8 +103,9 @@ __device__ void copy_vector(N* to, const T* from, int channel, int channels, boo
   }
 }
 
-// Rows of a tile in shared memory, `stride` apart: `channels` numbers from `from[r]`, zeros up to `width`
-// (a multiple of 8), all zeros of null. A warp calls it. `somewhere`: any address of the same tensor.
+// Rows of a tile in shared memory, `stride` apart: `channels` numbers from `from[r]`, zeros up to
+// `width` (a multiple of 8), all zeros of null. A warp calls it. `somewhere`: any address of the
+// same tensor.
 template <class T, int kRows>
 __device__ void copy_rows(T* to, int stride, const T* const (&from)[kRows], const T* somewhere,
                           int channels, int width, bool vectors) {
@@ -129,8 +140,8 @@ inline bool has_vector_rows(const Tensor& t) {
 
 inline constexpr int kTileKeys = 32;  // slots between two corrections of the softmax
 
-// The softmax of one head, tile by tile; four lanes hold eight slots of a tile each, and all four the
-// same state.
+// The softmax of one head, tile by tile; four lanes hold eight slots of a tile each, and all four
+// the same state.
 struct HeadSoftmax {
   float maximum = -INFINITY, sum = 0;
 

@@ -1,12 +1,13 @@
 // Query gradients and slot rows of backward.h: matrix products whose weights are ready.
 //
 //   query   a block takes one row, 64 (16) heads and 128 channels, and goes over the row's slots
-//   slots   a block takes 64 slots of one row and 128 channels, and goes over the heads of a key head
+//   slots   a block takes 64 slots of one row and 128 channels, and goes over the heads of a key
+//           head
 //
 // Order: one chain over slots, or heads, ascending; the part of p after the part of dz.
-// Floor: 2 FLOPs per weight and channel at the rate of mma (FMA outside bf16), and 4 bytes written per
-// channel of a slot row: at 4096 rows x 2048 slots x 576 channels 19 GB, 4.6 ms on an H200, which bounds
-// the second.
+// Floor: 2 FLOPs per weight and channel at the rate of mma (FMA outside bf16), and 4 bytes written
+// per channel of a slot row: at 4096 rows x 2048 slots x 576 channels 19 GB, 4.6 ms on an H200,
+// which bounds the second.
 #include "cuda/backward.h"
 
 namespace winnow::cuda {
@@ -52,7 +53,7 @@ __global__ void __launch_bounds__(kOuterThreads) query_kernel(const BackwardChun
 #pragma unroll
       for (int n = 0; n < Tile::kNTiles; ++n) {
         const int c = first_channel + Tile::channel(n, e);
-        if (c < b.query.channels) out[c] = tile.d[m][n][e];
+        if (c < b.query.channels) out[c] = b.adds ? out[c] + tile.d[m][n][e] : tile.d[m][n][e];
       }
     }
   }

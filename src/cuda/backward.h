@@ -1,13 +1,13 @@
-// What sparse_attention_backward and index_scores_at_backward share: from weights of pairs (head, slot)
-// to the gradients of queries and keys, a few rows at a time.
+// What sparse_attention_backward and index_scores_at_backward share: from weights of pairs (head,
+// slot) to the gradients of queries and keys, a few rows at a time.
 //
 //   query gradient   d_query[head, :] = sum over slots of dz[head, slot] * key[slot, :]
 //   slot rows        row[slot, :]     = sum over heads of dz[head, slot] * query[head, :], and of
 //                                       p[head, slot] * d_output[head, :]
 //   key gradients    the rows of all slots with one key, added up in the order of KeyOrder
 //
-// Weights lie as [row][head][slots rounded up to 64], and are 0 at slots that do not count, up to the
-// row's trimmed count rounded up to 64; behind it nobody reads.
+// Weights lie as [row][head][slots rounded up to 64], and are 0 at slots that do not count, up to
+// the row's trimmed count rounded up to 64; behind it nobody reads.
 #pragma once
 
 #include <type_traits>
@@ -17,7 +17,8 @@
 
 namespace winnow::cuda {
 
-// What is multiplied: BF16 on tensor cores; f32 for f32, and for f16, whose range does not hold gradients.
+// What is multiplied: BF16 on tensor cores; f32 for f32, and for f16, whose range does not hold
+// gradients.
 template <class T>
 using Multiplied = std::conditional_t<std::is_same_v<T, BF16>, BF16, float>;
 
@@ -63,6 +64,7 @@ struct BackwardChunk {
   bool wide;
   int value_channels;  // dim_v; 0 without p
   bool shared;         // the part of p is added to the first channels of the part of dz
+  bool adds = false;   // to what d_query holds
   float* d_query;
   std::int64_t d_query_row, d_query_head;
   float* slot_rows;  // [row * list_slots + slot][kv_heads][width]

@@ -1,48 +1,24 @@
-// index_scores_at on GPUs: the scorer's arithmetic (scorer.cu, scorer_f32.cu) over keys that a list names.
+// index_scores_at on GPUs: the scorer's arithmetic (scorer.cu, scorer_f32.cu) over keys that a list
+// names.
 //
-//   16 bits   a warp takes 16 slots of a row as left operands, in registers, and goes through the heads,
-//             8 at a time, as right operands
+//   16 bits   a warp takes 16 slots of a row as left operands, in registers, and goes through the
+//             heads, 8 at a time, as right operands
 //   f32       a block takes 32 slots of a row; their keys lie in shared memory, a lane has a slot
 //
-// Order: that of the scorer, so that a score has the bits that index_scores gives it. 16 bits: lane c of a
-//   quad takes channels 8 c to 8 c + 7 of each 32; lane c sums heads 8 b + 2 c and 8 b + 2 c + 1, each in one
-//   FMA chain over b ascending; then both, then lanes c and c ^ 1, then c ^ 2; then parts of 64 heads
-//   (32 where channels exceed 128). f32: one FMA chain over channels; warp w sums heads
-//   32 n + 4 w + {0, 1, 2, 3} in one chain; then the warps ascending.
-// Floor: 2 * heads * dim FLOPs per slot at the rate of mma (FMA in f32); 1.2 ms for 4096 rows of 2048 slots
-//   and 64 heads of 128 (H200). Bound by the queries, which every warp reads out of the L1.
+// Order: that of the scorer, so that a score has the bits that index_scores gives it. 16 bits: lane
+//   c of a quad takes channels 8 c to 8 c + 7 of each 32; lane c sums heads 8 b + 2 c and 8 b + 2 c
+//   + 1, each in one FMA chain over b ascending; then both, then lanes c and c ^ 1, then c ^ 2;
+//   then parts of 64 heads (32 where channels exceed 128). f32: one FMA chain over channels; warp w
+//   sums heads 32 n + 4 w + {0, 1, 2, 3} in one chain; then the warps ascending.
+// Floor: 2 * heads * dim FLOPs per slot at the rate of mma (FMA in f32); 1.2 ms for 4096 rows of
+//   2048 slots and 64 heads of 128 (H200). Bound by the queries, which every warp reads out of the
+//   L1.
 #include "base/implementation.h"
-#include "cuda/attention.h"
-#include "cuda/kernel.h"
+#include "cuda/index_scores_at.h"
 #include "winnow/index_scores_at.h"
 
 namespace winnow::cuda {
 namespace {
-
-struct Scores {
-  SlotLists slots;
-  std::int64_t rows, tiles;  // of slots
-  const void *query, *key, *weights;
-  std::int64_t query_row, query_head, key_row, weight_row, weight_head;
-  bool bf16_weights, vectors;  // vectors: all rows begin at multiples of 16 bytes
-  int heads, dim;
-  float floor;  // max(dot, floor): 0, or -inf without ReLU
-  float* scores;
-  std::int64_t score_row, score_slot;
-
-  __device__ float weight(std::int64_t row, int head) const {
-    const std::int64_t at = row * weight_row + head * weight_head;
-    return bf16_weights ? to_float(static_cast<const BF16*>(weights)[at])
-                        : static_cast<const float*>(weights)[at];
-  }
-  // The id of a slot that counts, else -1.
-  __device__ std::int64_t id(const RowSlots& list, std::int64_t slot) const {
-    return slot < list.count ? list[slot] : -1;
-  }
-  __device__ void store(std::int64_t row, std::int64_t slot, float score) const {
-    if (slot < slots.topk) scores[row * score_row + slot * score_slot] = score;
-  }
-};
 
 constexpr int kWarps = 4, kWarpSlots = 16;
 constexpr int kFloatWarps = 8, kFloatSlots = 32, kFloatHeads = 4;  // heads of a warp at a time
@@ -61,11 +37,11 @@ __device__ uint4 load_eight(const T* row, int channel, int dim, bool vectors) {
 }
 
 template <class T, int kPairs>  // kPairs: of steps along the channels, 32 each
-__global__ void __launch_bounds__(32 * kWarps) scores_kernel(const Scores s) {
+__global__ void __launch_bounds__(32 * kWarps) scores_kernel(const ScoresAt s) {
   constexpr int kPartHeads = kPairs > 4 ? 32 : 64;
   const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
-  const std::int64_t row = block_index() / s.tiles;
-  if (row >= s.rows) return;
+  const std::int64_t local = block_index() / s.tiles, row = s.first + local;
+  if (local >= s.rows) return;
   const std::int64_t first = (block_index() % s.tiles * kWarps + threadIdx.x / 32) * kWarpSlots;
   const RowSlots list = s.slots[row];
   const std::int64_t ids[2] = {s.id(list, first + g), s.id(list, first + g + 8)};
@@ -109,16 +85,16 @@ __global__ void __launch_bounds__(32 * kWarps) scores_kernel(const Scores s) {
       score = part == 0 ? x : score + x;
     }
   }
-  if (c < 2) s.store(row, first + g + 8 * c, (c == 0 ? ids[0] : ids[1]) < 0 ? -INFINITY : score);
+  if (c < 2) s.store(local, first + g + 8 * c, (c == 0 ? ids[0] : ids[1]) < 0 ? -INFINITY : score);
 }
 
-__global__ void __launch_bounds__(32 * kFloatWarps) float_scores_kernel(const Scores s) {
+__global__ void __launch_bounds__(32 * kFloatWarps) float_scores_kernel(const ScoresAt s) {
   extern __shared__ float keys[];  // [kFloatSlots][dim + 1]
   __shared__ float sums[kFloatWarps][kFloatSlots];
   __shared__ std::int64_t ids[kFloatSlots];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, pitch = s.dim + 1;
-  const std::int64_t row = block_index() / s.tiles;
-  if (row >= s.rows) return;
+  const std::int64_t local = block_index() / s.tiles, row = s.first + local;
+  if (local >= s.rows) return;
   const std::int64_t first = block_index() % s.tiles * kFloatSlots;
   if (warp == 0) ids[lane] = s.id(s.slots[row], first + lane);
   __syncthreads();
@@ -153,7 +129,7 @@ __global__ void __launch_bounds__(32 * kFloatWarps) float_scores_kernel(const Sc
   float score = sums[0][lane];
 #pragma unroll
   for (int w = 1; w < kFloatWarps; ++w) score += sums[w][lane];
-  s.store(row, first + lane, ids[lane] < 0 ? -INFINITY : score);
+  s.store(local, first + lane, ids[lane] < 0 ? -INFINITY : score);
 }
 
 template <class T, int kPairs>
@@ -175,46 +151,33 @@ Refusal refuse(const IndexScoresAtArgs& a) {
 std::int64_t workspace_bytes(const IndexScoresAtArgs&) { return 0; }
 
 void run(const IndexScoresAtArgs& a, Workspace workspace) {
-  Scores s{};
-  const Tensor &q = a.index_query, &k = a.index_key, &w = a.index_weights;
-  const int tile = q.dtype == DType::kF32 ? kFloatSlots : kWarps * kWarpSlots;
-  s.slots = SlotLists(a.topk_indices, {}, a.starts, a.ends, k.shape[0]);
-  s.rows = q.shape[0];
-  s.tiles = (a.topk_indices.shape[1] + tile - 1) / tile;
-  s.query = q.data;
-  s.query_row = q.strides[0];
-  s.query_head = q.strides[1];
-  s.key = k.data;
-  s.key_row = k.strides[0];
-  s.weights = w.data;
-  s.weight_row = w.strides[0];
-  s.weight_head = w.strides[1];
-  s.bf16_weights = w.dtype == DType::kBF16;
-  s.vectors = has_vector_rows(q) && has_vector_rows(k);
-  s.heads = static_cast<int>(q.shape[1]);
-  s.dim = static_cast<int>(q.shape[2]);
-  s.floor = a.relu ? 0 : -INFINITY;
+  ScoresAt s(a.index_query, a.index_key, a.index_weights, a.relu);
+  s.slots = SlotLists(a.topk_indices, {}, a.starts, a.ends, a.index_key.shape[0]);
+  s.rows = a.index_query.shape[0];
   s.scores = a.topk_scores.as<float>();
   s.score_row = a.topk_scores.strides[0];
   s.score_slot = a.topk_scores.strides[1];
-  Launch launch{.grid = grid_of(s.rows * s.tiles),
-                .block = dim3(32 * kWarps),
-                .stream = stream_of(workspace)};
-  constexpr char kName[] = "index_scores_at";
-  with_element(q.dtype, [&]<class T>(T) {
-    if constexpr (std::is_same_v<T, float>) {
-      launch.block = dim3(32 * kFloatWarps);
-      launch.shared_bytes = 4 * kFloatSlots * (s.dim + 1);
-      kFloatScores.launch(kName, launch, s);
-    } else if (s.dim <= 128) {
-      kScores<T, 4>.launch(kName, launch, s);
-    } else {
-      kScores<T, 8>.launch(kName, launch, s);
-    }
-  });
+  run_scores_at("index_scores_at", s, stream_of(workspace));
 }
 
 }  // namespace
+
+void run_scores_at(const char* operation, ScoresAt s, cudaStream_t stream) {
+  const int tile = s.dtype == DType::kF32 ? kFloatSlots : kWarps * kWarpSlots;
+  s.tiles = (s.slots.topk + tile - 1) / tile;
+  Launch launch{.grid = grid_of(s.rows * s.tiles), .block = dim3(32 * kWarps), .stream = stream};
+  with_element(s.dtype, [&]<class T>(T) {
+    if constexpr (std::is_same_v<T, float>) {
+      launch.block = dim3(32 * kFloatWarps);
+      launch.shared_bytes = 4 * kFloatSlots * (s.dim + 1);
+      kFloatScores.launch(operation, launch, s);
+    } else if (s.dim <= 128) {
+      kScores<T, 4>.launch(operation, launch, s);
+    } else {
+      kScores<T, 8>.launch(operation, launch, s);
+    }
+  });
+}
 
 extern const Implementation<IndexScoresAtArgs> index_scores_at_implementation;
 const Implementation<IndexScoresAtArgs> index_scores_at_implementation = {"cuda.portable", refuse,

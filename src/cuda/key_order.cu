@@ -1,15 +1,17 @@
 // A stable radix sort of entries by key, 8 bits at a time, and sums over runs of equal keys.
 //
-//   list      a block per row: key and number of every entry; what does not count gets a key past all others
+//   list      a block per row: key and number of every entry; what does not count gets a key past
+//             all others
 //   count     a block per kTile entries: how often each digit occurs
 //   scan      one block: where each (digit, block) begins
-//   move      a block per kTile entries: a warp takes 256 entries one after the other, 32 at a time; equal
-//             digits of 32 lanes find their places by a match
-//   add       a warp per entry; those that begin a run of equal keys walk it, 8 channels in each lane
+//   move      a block per kTile entries: a warp takes 256 entries one after the other, 32 at a
+//             time; equal digits of 32 lanes find their places by a match
+//   add       a warp per entry; those that begin a run of equal keys walk it, 8 channels in each
+//             lane
 //
-// Floor: 8 bytes read twice and written once per entry and pass, and the rows of numbers read once. For
-// less than a million entries the latency of 3 launches per pass bounds the sort, 10 us each; the sums
-// are bound by memory.
+// Floor: 8 bytes read twice and written once per entry and pass, and the rows of numbers read once.
+// For less than a million entries the latency of 3 launches per pass bounds the sort, 10 us each;
+// the sums are bound by memory.
 #include "cuda/key_order.h"
 
 namespace winnow::cuda {

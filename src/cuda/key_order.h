@@ -1,8 +1,8 @@
-// Sums over everybody who selected a key, without atomics: the entries (row, slot) of a few rows in the
-// order of their keys, and the rows of numbers that belong to the entries added up key by key.
+// Sums over everybody who selected a key, without atomics: the entries (row, slot) of a few rows in
+// the order of their keys, and the rows of numbers that belong to the entries added up key by key.
 //
-// Entry e = row * slots + slot. Entries of one key stay in ascending order, so a key's sum is one chain
-// over the query rows, whatever the number of rows that are sorted at a time.
+// Entry e = row * slots + slot. Entries of one key stay in ascending order, so a key's sum is one
+// chain over the query rows, whatever the number of rows that are sorted at a time.
 #pragma once
 
 #include "cuda/attention.h"
@@ -18,8 +18,8 @@ class KeyOrder {
   // What an entry takes of the workspace, in bytes, nearly: for budgets.
   static constexpr std::int64_t kEntryBytes = 16;
 
-  // Sorts the entries of rows [first, first + rows) and counts the slots of each row up to the last that
-  // counts, into counts()[row - first].
+  // Sorts the entries of rows [first, first + rows) and counts the slots of each row up to the last
+  // that counts, into counts()[row - first].
   void sort(const char* operation, const SlotLists& lists, std::int64_t first, std::int64_t rows,
             cudaStream_t stream);
   const std::int32_t* counts() const { return counts_; }

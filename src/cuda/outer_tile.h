@@ -1,11 +1,11 @@
-// Sums over a long axis of products of weights with gathered rows: d[r, c] += sum_k w[r, k] * x[k, c], a
-// tile of 64 or 16 rows x 128 channels in f32 registers of 4 warps. The second half of the backward
-// operations: over slots it gives the gradient of a query, over heads the gradients that a slot brings its
-// key.
+// Sums over a long axis of products of weights with gathered rows: d[r, c] += sum_k w[r, k] * x[k,
+// c], a tile of 64 or 16 rows x 128 channels in f32 registers of 4 warps. The second half of the
+// backward operations: over slots it gives the gradient of a query, over heads the gradients that a
+// slot brings its key.
 //
-// Both operands stream through shared memory in two stages of kStep along k. BF16 is multiplied on tensor
-// cores, everything else as f32 by FMAs; one chain over k ascending in either case. The tile lies in
-// fragments of mma as in pair_tile.h.
+// Both operands stream through shared memory in two stages of kStep along k. BF16 is multiplied on
+// tensor cores, everything else as f32 by FMAs; one chain over k ascending in either case. The tile
+// lies in fragments of mma as in pair_tile.h.
 #pragma once
 
 #include "cuda/pair_tile.h"
@@ -43,9 +43,9 @@ struct OuterTile {
     return 8 * (n + kNTiles * warp_column()) + threadIdx.x % 4 * 2 + e % 2;
   }
 
-  // Over k in [0, depth). weights(k or r) is where [k][..] or [r][..] begins, null where it does not exist,
-  // with `weight_columns` numbers from there on; copy(to, k, c) brings 16 bytes of x[k, c ..].
-  // All threads call it; ends with a barrier.
+  // Over k in [0, depth). weights(k or r) is where [k][..] or [r][..] begins, null where it does
+  // not exist, with `weight_columns` numbers from there on; copy(to, k, c) brings 16 bytes of x[k,
+  // c ..]. All threads call it; ends with a barrier.
   template <class Weights, class Copy>
   __device__ void add(Memory& memory, std::int64_t depth, int weight_columns, Weights&& weights,
                       Copy&& copy) {

@@ -1,13 +1,14 @@
-// Dot products of up to 64 heads of a row with 64 gathered keys: a tile of pairs (head, slot), in f32
-// registers of 4 warps. What attention_target and the backward operations score with.
+// Dot products of up to 64 heads of a row with 64 gathered keys: a tile of pairs (head, slot), in
+// f32 registers of 4 warps. What attention_target and the backward operations score with.
 //
 // Both operands stream through shared memory, 128 bytes of each row at a time in two stages, so any
 // number of channels fits any device. 16-bit numbers are multiplied on tensor cores (a chain of
-// mma.m16n8k16 over channels ascending), f32 by FMAs (one chain over channels ascending); rows of another
-// type are rounded on the way.
+// mma.m16n8k16 over channels ascending), f32 by FMAs (one chain over channels ascending); rows of
+// another type are rounded on the way.
 //
 // The tile lies in fragments of mma (mma.h) in either case: c[m][n][e] of lane l is
-//   head 16 (m + kMTiles * warp row) + l / 4 + 8 (e / 2), slot 8 (n + kNTiles * warp column) + 2 (l % 4) + e % 2.
+//   head 16 (m + kMTiles * warp row) + l / 4 + 8 (e / 2), slot 8 (n + kNTiles * warp column) + 2 (l
+//   % 4) + e % 2.
 #pragma once
 
 #include "cuda/attention.h"

@@ -1,26 +1,29 @@
 // sparse_attention on the tensor cores of sm_80 and later, for bf16 and f16.
 //
-// A block takes one row, up to kHeads heads of one key head (64, 32 or 16; what is missing is zeros)
-// and up to kChannels channels of the value (512 or 128), and walks the row's slots in tiles of 32:
+// A block takes one row, up to kHeads heads of one key head (64, 32 or 16; what is missing is
+// zeros) and up to kChannels channels of the value (512 or 128), and walks the row's slots in tiles
+// of 32:
 //
-//   gather      each warp copies its rows of the next tile by cp.async, 16 bytes per lane, while this
-//               tile is computed; slots that do not count become zeros and a mark
-//   S = Q K^T   each warp 32 or 16 heads x 16 keys x every other 16 channels, f32 into shared memory
-//   softmax     4 lanes per head, f32: P rounded to the inputs' dtype into shared memory, and a factor
+//   gather      each warp copies its rows of the next tile by cp.async, 16 bytes per lane, while
+//               this tile is computed; slots that do not count become zeros and a mark
+//   S = Q K^T   each warp 32 or 16 heads x 16 keys x every other 16 channels, f32 into shared
+//               memory
+//   softmax     4 lanes per head, f32: P rounded to the inputs' dtype into shared memory, and a
+//               factor
 //   O += P V    each warp all heads x every (warps)-th 16 channels; O stays in registers
 //
 // Shared memory: Q, two tiles of keys (and of values, where they are not the first channels of the
-// keys), two halves of S, P; 173 KB for 64 heads of 576, 125 KB for 32, 100 KB for 16: the number of heads
-// in a block is the largest that the device holds and that leaves no processor idle.
+// keys), two halves of S, P; 173 KB for 64 heads of 576, 125 KB for 32, 100 KB for 16: the number
+// of heads in a block is the largest that the device holds and that leaves no processor idle.
 //
-// Order: a logit is two chains of mma.m16n8k16 over channels ascending, of the even and of the odd groups
-// of 16, added up; sums over slots go tile by tile, and within a tile in a fixed tree (HeadSoftmax) or
-// two mma. Nothing of it depends on kHeads,
+// Order: a logit is two chains of mma.m16n8k16 over channels ascending, of the even and of the odd
+// groups of 16, added up; sums over slots go tile by tile, and within a tile in a fixed tree
+// (HeadSoftmax) or two mma. Nothing of it depends on kHeads,
 // kChannels, the number of rows or where keys lie, so these leave no trace in the bits.
 //
-// Floor (H200, 4096 rows x 64 heads x 2048 slots, 576/512): 1168 GFLOP, 1.48 ms at 790 TFLOP/s; 9.7 GB
-// gathered, 1.1 ms out of L2. What bounds it: the four phases of a tile follow one another on 8 warps, and
-// S needs 3 clocks of ldmatrix per mma.
+// Floor (H200, 4096 rows x 64 heads x 2048 slots, 576/512): 1168 GFLOP, 1.48 ms at 790 TFLOP/s; 9.7
+// GB gathered, 1.1 ms out of L2. What bounds it: the four phases of a tile follow one another on 8
+// warps, and S needs 3 clocks of ldmatrix per mma.
 #include "cuda/sparse_attention.h"
 
 #include "base/implementation.h"
@@ -87,8 +90,8 @@ __global__ void __launch_bounds__(32 * warps_of(kHeads)) attention_kernel(const 
   slots.count = trimmed_count(slots);
   const int tiles = static_cast<int>((slots.count + kTileKeys - 1) / kTileKeys);
 
-  // Lane l < kWarpRows looks after this warp's l-th slot of a tile, in three steps that each wait for
-  // memory: its id, its place, its numbers.
+  // Lane l < kWarpRows looks after this warp's l-th slot of a tile, in three steps that each wait
+  // for memory: its id, its place, its numbers.
   std::int64_t id = -1, key_at = -1, value_at = -1;
   auto read_id = [&](int tile) {
     const std::int64_t slot = static_cast<std::int64_t>(tile) * kTileKeys + warp * kWarpRows + lane;

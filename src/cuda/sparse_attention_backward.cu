@@ -1,17 +1,18 @@
 // sparse_attention_backward on GPUs, in chunks of rows whose scratch fits 1 GiB:
 //
 //   sort      the chunk's entries (row, slot) by key (key_order.h)
-//   weigh     p = exp(scale * query . key - lse) and dp = d_output . value of 64 (16) heads x 64 slots
-//             (pair_tile.h), in f32, and the tile's share of delta = sum p dp
-//   dz        dz = scale * p * (dp - delta), and both rounded to what is multiplied (bf16 with bf16)
+//   weigh     p = exp(scale * query . key - lse) and dp = d_output . value of 64 (16) heads x 64
+//             slots (pair_tile.h), in f32, and the tile's share of delta = sum p dp
+//   dz        dz = scale * p * (dp - delta), and both rounded to what is multiplied (bf16 with
+//             bf16)
 //   query, slots, add   backward.h
 //
-// Order: p and dp as in pair_tile.h; delta over the slots of a tile in a tree, then over tiles ascending.
-// Nothing depends on the chunk, on other rows or on the order in which blocks run.
-// With bf16 inputs p, dz and a d_output in f32 are rounded to bf16 before they are multiplied; f16 is
-// multiplied as f32, since its range does not hold gradients.
-// Floor (H200, 4096 rows x 64 heads x 2048 slots, 576/512): 2.95 TFLOP, 3.75 ms; slot rows in f32, 19 GB
-// written and read, 9 ms: these, and 13 GB of p and dp, bound it.
+// Order: p and dp as in pair_tile.h; delta over the slots of a tile in a tree, then over tiles
+// ascending. Nothing depends on the chunk, on other rows or on the order in which blocks run.
+// With bf16 inputs p, dz and a d_output in f32 are rounded to bf16 before they are multiplied; f16
+// is multiplied as f32, since its range does not hold gradients.
+// Floor (H200, 4096 rows x 64 heads x 2048 slots, 576/512): 2.95 TFLOP, 3.75 ms; slot rows in f32,
+// 19 GB written and read, 9 ms: these, and 13 GB of p and dp, bound it.
 #include "base/implementation.h"
 #include "cuda/backward.h"
 #include "winnow/sparse_attention_backward.h"

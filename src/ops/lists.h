@@ -42,6 +42,7 @@ extern const Implementation<AttentionTargetArgs> attention_target_implementation
 extern const Implementation<IndexLossArgs> index_loss_implementation;
 extern const Implementation<IndexScoresAtArgs> index_scores_at_implementation;
 extern const Implementation<IndexScoresAtBackwardArgs> index_scores_at_backward_implementation;
+extern const Implementation<DenseIndexLossArgs> dense_index_loss_implementation;
 extern const Implementation<PoolKeysArgs> pool_keys_implementation;
 extern const Implementation<AppendPoolsArgs> append_pools_implementation;
 extern const Implementation<ExpandPoolsArgs> expand_pools_implementation;
