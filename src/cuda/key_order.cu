@@ -22,8 +22,6 @@ constexpr int kWarpEntries = 256, kTile = kWarps * kWarpEntries;
 constexpr int kDigits = 256;
 constexpr int kLaneChannels = 8;
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
 __global__ void __launch_bounds__(kThreads)
     list_kernel(const SlotLists lists, std::int64_t first, std::int64_t slots, std::uint32_t none,
                 std::uint32_t* keys, std::uint32_t* entries, std::int32_t* counts) {
