@@ -7,6 +7,7 @@
 #include <cstring>
 
 #include "bench/attention.h"
+#include "bench/case.h"
 #include "bench/loss_data.h"
 #include "bench/placement.h"
 #include "winnow/device.h"
@@ -120,6 +121,7 @@ TEST_F(GpuAttention, AScoreAtAKeyHasTheBitsOfIndexScores) {
       "index_scores_at rows=9 keys=300 index_heads=128 index_dim=256 topk=70 dtype=bf16",
       "index_scores_at rows=9 keys=300 index_heads=40 index_dim=200 topk=70 dtype=f16",
       "index_scores_at rows=9 keys=300 index_heads=37 index_dim=96 topk=100 ids=scattered"};
+  const PinGuard pinned("index_scores", "cuda.portable");
   for (const char* text : problems) {
     SCOPED_TRACE(text);
     const Problem p = Problem::parse(text);
@@ -150,9 +152,9 @@ TEST_F(GpuAttention, AScoreAtAKeyHasTheBitsOfIndexScores) {
         const std::int64_t id = lists.id(i, s);
         if (id < 0) continue;
         const float* score = at.view().as<float>() + i * lists.topk + s;
-        const float* same = all.view().as<float>() + i * lists.keys + id - lists.range(i).start;
-        ASSERT_EQ(std::memcmp(score, same, 4), 0)
-            << "row " << i << " slot " << s << ": " << *score << " and " << *same;
+        const float* expected = all.view().as<float>() + i * lists.keys + id - lists.range(i).start;
+        ASSERT_EQ(std::memcmp(score, expected, 4), 0)
+            << "row " << i << " slot " << s << ": " << *score << " and " << *expected;
       }
     }
   }
