@@ -36,6 +36,7 @@ namespace winnow::cuda {
 extern const Implementation<IndexScoresArgs> index_scores_implementation;
 extern const Implementation<SparseAttentionArgs> sparse_attention_implementation;
 extern const Implementation<SelectTopkArgs> select_topk_implementation;
+extern const Implementation<IndexTopkArgs> index_topk_implementation;
 extern const Implementation<MergeAttentionArgs> merge_attention_implementation;
 extern const Implementation<AttentionTargetArgs> attention_target_implementation;
 extern const Implementation<IndexLossArgs> index_loss_implementation;
