@@ -49,6 +49,8 @@ extern const Implementation<DequantiseArgs> dequantise_implementation;
 extern const Implementation<TileScalesArgs> tile_scales_implementation;
 }  // namespace winnow::cuda
 namespace winnow::cuda::sm90 {
+extern const Implementation<IndexScoresArgs> index_scores_implementation;
+extern const Implementation<IndexTopkArgs> index_topk_implementation;
 extern const Implementation<SelectTopkArgs> select_topk_implementation;
 }  // namespace winnow::cuda::sm90
 #define WINNOW_CUDA_IMPLEMENTATION(operation) &cuda::operation##_implementation,
