@@ -41,13 +41,13 @@ void run(const IndexTopkArgs& a, Workspace workspace) {
 
 }  // namespace
 
-void clamp_ends(const IndexTopkArgs& a, std::int32_t* ends, cudaStream_t stream) {
-  const std::int64_t rows = a.ends.shape[0], keys = a.index_key.keys();
+void clamp_ends(const Tensor& ends, std::int64_t keys, std::int32_t* clamped, cudaStream_t stream) {
+  const std::int64_t rows = ends.shape[0];
   kClamp.launch("index_topk",
                 {.grid = dim3(static_cast<unsigned>((rows + kThreads - 1) / kThreads)),
                  .block = dim3(kThreads),
                  .stream = stream},
-                IntRows(a.ends), rows, keys, ends);
+                IntRows(ends), rows, keys, clamped);
 }
 
 extern const Implementation<IndexTopkArgs> index_topk_implementation;
