@@ -37,6 +37,7 @@ extern const Implementation<IndexScoresArgs> index_scores_implementation;
 extern const Implementation<SelectTopkArgs> select_topk_implementation;
 extern const Implementation<SparseAttentionArgs> sparse_attention_implementation;
 extern const Implementation<SparseAttentionBackwardArgs> sparse_attention_backward_implementation;
+extern const Implementation<IndexTopkArgs> index_topk_implementation;
 extern const Implementation<MergeAttentionArgs> merge_attention_implementation;
 extern const Implementation<AttentionTargetArgs> attention_target_implementation;
 extern const Implementation<IndexLossArgs> index_loss_implementation;
@@ -52,6 +53,8 @@ extern const Implementation<DequantiseArgs> dequantise_implementation;
 extern const Implementation<TileScalesArgs> tile_scales_implementation;
 }  // namespace winnow::cuda
 namespace winnow::cuda::sm90 {
+extern const Implementation<IndexScoresArgs> index_scores_implementation;
+extern const Implementation<IndexTopkArgs> index_topk_implementation;
 extern const Implementation<SelectTopkArgs> select_topk_implementation;
 }  // namespace winnow::cuda::sm90
 #define WINNOW_CUDA_IMPLEMENTATION(operation) &cuda::operation##_implementation,
