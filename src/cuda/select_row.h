@@ -205,4 +205,47 @@ __device__ __forceinline__ void offer_chunks(Selection sel, const Row<E>& row, i
   }
 }
 
+// The same through a ring of two tiles in shared memory, filled by cp.async: twice as many bytes are in
+// flight, and none of them takes a register. A thread reads what it copied itself: no barrier. The ring
+// lies behind the histogram, on the map, which is used later.
+constexpr int kRingTiles = 2;
+constexpr std::int64_t ring_bytes(int threads) { return 16ll * kRingTiles * kChunks * threads; }
+
+template <class E, int T>
+__device__ __forceinline__ void offer_chunks_ring(Selection sel, const Row<E>& row, int begin,
+                                                  int end, int k, U64 limit) {
+  uint4* own = reinterpret_cast<uint4*>(sel.list() + kList) + threadIdx.x;
+  const auto address = static_cast<U32>(__cvta_generic_to_shared(own));
+  auto load = [&](int c, int stage) {
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) {
+      const int chunk = c + i * T + static_cast<int>(threadIdx.x);
+      if (chunk < end)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(
+                         address + 16 * T * static_cast<U32>(stage * kChunks + i)),
+                     "l"(reinterpret_cast<const uint4*>(row.chunks) + chunk)
+                     : "memory");
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  };
+  load(begin, 0);
+  load(begin + kChunks * T, 1);
+#pragma unroll 1
+  for (int c = begin, stage = 0; c < end; c += kChunks * T, stage ^= 1) {
+    asm volatile("cp.async.wait_group 1;" ::: "memory");
+    uint4 q[kChunks];
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i) q[i] = own[(stage * kChunks + i) * T];
+    if (c + kChunks * T > end) {  // absent chunks are NaN, which reaches nothing
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i)
+        if (c + i * T + static_cast<int>(threadIdx.x) >= end)
+          q[i] = make_uint4(kAllLanes, kAllLanes, kAllLanes, kAllLanes);
+    }
+    load(c + kRingTiles * kChunks * T, stage);
+    offer_tile<E, T>(sel, q, row.column(c) + threadIdx.x * Row<E>::kPerChunk, k, limit, [] {});
+  }
+  asm volatile("cp.async.wait_group 0;" ::: "memory");
+}
+
 }  // namespace winnow::cuda
