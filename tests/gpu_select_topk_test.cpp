@@ -349,14 +349,20 @@ class GpuSelectTopk : public testing::Test {
 };
 
 TEST_F(GpuSelectTopk, FewRowsOfEachKernel) {
-  for (const std::int64_t width : {705, 33001, 140001}) {
+  struct Case {
+    std::int64_t rows, width;
+  };
+  for (const auto& [rows, width] :
+       {Case{3, 705}, Case{3, 33001}, Case{3, 140001}, Case{133, 65539}}) {
     for (const std::int64_t k : {7, 2048, 5000}) {
-      const Array scores = gauss(3, width, 5), starts(DType::kI32, {3}), ends(DType::kI32, {3});
-      for (std::int32_t i = 0; i < 3; ++i) {
+      const Array scores = gauss(rows, width, 5), starts(DType::kI32, {rows}),
+                  ends(DType::kI32, {rows});
+      for (std::int32_t i = 0; i < rows; ++i) {  // three of many are long
+        const auto length = static_cast<std::int32_t>(width) - 301 * i;
         starts.as<std::int32_t>()[i] = 100 * i;
-        ends.as<std::int32_t>()[i] = 100 * i + static_cast<std::int32_t>(width) - 301 * i;
+        ends.as<std::int32_t>()[i] = 100 * i + (i < 3 ? length : i);
       }
-      const Outputs poison(3, k), got(3, k);
+      const Outputs poison(rows, k), got(rows, k);
       SelectTopkArgs args{scores, starts, ends, poison.ids, poison.lengths, poison.scores};
       args.keep_first = 2;
       const Outputs want = on_cpu(args);
