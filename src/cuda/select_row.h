@@ -205,4 +205,66 @@ __device__ __forceinline__ void offer_chunks(Selection sel, const Row<E>& row, i
   }
 }
 
+// The same through a ring of two tiles in shared memory, filled by cp.async: twice as many bytes are in
+// flight, and none of them takes a register. A thread reads what it copied itself: no barrier. The ring
+// lies behind the histogram, on the map, which is used later.
+constexpr int kRingTiles = 2;
+constexpr std::int64_t ring_bytes(int threads) { return 16ll * kRingTiles * kChunks * threads; }
+
+template <class E, int T>
+__device__ __forceinline__ void offer_chunks_ring(Selection sel, const Row<E>& row, int begin,
+                                                  int end, int k, U64 limit) {
+  constexpr int kTile = kChunks * T;
+  constexpr U32 kTileBytes = 16 * kTile;
+  uint4* own = reinterpret_cast<uint4*>(sel.list() + kList) + threadIdx.x;
+  auto address = static_cast<U32>(__cvta_generic_to_shared(own));
+  const char* source =
+      reinterpret_cast<const char*>(row.chunks) + 16ll * (begin + static_cast<int>(threadIdx.x));
+  U32 stage = 0;  // in bytes
+  auto copy = [&](int i) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(address + stage + 16 * T * i),
+                 "l"(source + 16 * T * i)
+                 : "memory");
+  };
+  auto load = [&](int c) {  // the tile at chunk c, the next one of the source
+    if (c + kTile <= end) {
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i) copy(i);
+    } else {
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i)
+        if (c + i * T + static_cast<int>(threadIdx.x) < end) copy(i);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+    source += kTileBytes;
+  };
+  load(begin);
+  stage = kTileBytes;
+  load(begin + kTile);
+  stage = 0;
+  U32 id = row.column(begin) + threadIdx.x * Row<E>::kPerChunk;
+#pragma unroll 1
+  for (int c = begin; c < end; c += kTile) {
+    asm volatile("cp.async.wait_group 1;" ::: "memory");
+    uint4 q[kChunks];
+#pragma unroll
+    for (int i = 0; i < kChunks; ++i)
+      asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(q[i].x), "=r"(q[i].y), "=r"(q[i].z), "=r"(q[i].w)
+                   : "r"(address + stage + 16 * T * i)
+                   : "memory");
+    if (c + kTile > end) {  // absent chunks are NaN, which reaches nothing
+#pragma unroll
+      for (int i = 0; i < kChunks; ++i)
+        if (c + i * T + static_cast<int>(threadIdx.x) >= end)
+          q[i] = make_uint4(kAllLanes, kAllLanes, kAllLanes, kAllLanes);
+    }
+    load(c + kRingTiles * kTile);
+    stage ^= kTileBytes;
+    offer_tile<E, T>(sel, q, id, k, limit, [] {});
+    id += kTile * Row<E>::kPerChunk;
+  }
+  asm volatile("cp.async.wait_group 0;" ::: "memory");
+}
+
 }  // namespace winnow::cuda
