@@ -11,8 +11,8 @@
 // ascending. Nothing depends on the chunk or on other rows.
 // A row without a score above -inf gets an empty range before the second pass: it has no gradient.
 // Floor (H200, bf16, 4096 rows over 32768 keys, causal, 64 heads of 576 and of 128): 2 x 5 TFLOP of
-// targets, 25 ms. Bound by the targets, which attention_target.cu computes at a fraction of that
-// rate.
+// targets, 25 ms. Not timed; expected bound, the targets, which attention_target.cu computes at a
+// fraction of that rate.
 #include "base/implementation.h"
 #include "cuda/attention_target.h"
 #include "cuda/block_sum.h"

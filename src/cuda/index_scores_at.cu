@@ -11,8 +11,8 @@
 //   then parts of 64 heads (32 where channels exceed 128). f32: one FMA chain over channels; warp w
 //   sums heads 32 n + 4 w + {0, 1, 2, 3} in one chain; then the warps ascending.
 // Floor: 2 * heads * dim FLOPs per slot at the rate of mma (FMA in f32); 1.2 ms for 4096 rows of
-//   2048 slots and 64 heads of 128 (H200). Bound by the queries, which every warp reads out of the
-//   L1.
+//   2048 slots and 64 heads of 128 (H200). Not timed; expected bound, the queries, which every warp
+//   reads out of the L1.
 #include "base/implementation.h"
 #include "cuda/index_scores_at.h"
 #include "winnow/index_scores_at.h"

@@ -12,7 +12,7 @@
 // With bf16 inputs p, dz and a d_output in f32 are rounded to bf16 before they are multiplied; f16
 // is multiplied as f32, since its range does not hold gradients.
 // Floor (H200, 4096 rows x 64 heads x 2048 slots, 576/512): 2.95 TFLOP, 3.75 ms; slot rows in f32,
-// 19 GB written and read, 9 ms: these, and 13 GB of p and dp, bound it.
+// 19 GB written and read, 9 ms: these, and 13 GB of p and dp, are expected to bound it. Not timed.
 #include "base/implementation.h"
 #include "cuda/backward.h"
 #include "winnow/sparse_attention_backward.h"
