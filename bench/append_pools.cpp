@@ -1,88 +1,58 @@
 // Problems of append_pools: requests of awkward lengths, some of them padding, slots in any order.
 #include "winnow/append_pools.h"
 
+#include <algorithm>
 #include <cstring>
 #include <limits>
 #include <numeric>
 
 #include "base/check.h"
+#include "bench/operation_case.h"
 #include "bench/operations.h"
-#include "bench/placement.h"
 #include "bench/pooling.h"
 
 namespace winnow::bench {
 namespace {
 
-// Cuts of the new tokens of all requests. `tokens` new ones each, or awkward counts if negative.
-std::vector<std::int32_t> cuts_of(std::int64_t requests, std::int64_t tokens,
-                                  std::int64_t pool_size) {
+// How many new tokens the first requests have: `tokens` each, or awkward counts if negative.
+std::int64_t new_tokens(std::int64_t requests, std::int64_t tokens, std::int64_t pool_size) {
+  if (tokens >= 0) return requests * tokens;
   const std::int64_t counts[] = {1, 0, pool_size, pool_size - 1, 2 * pool_size + 1, 70, 1, 0};
-  std::vector<std::int32_t> cuts = {0};
-  for (std::int64_t r = 0; r < requests; ++r)
-    cuts.push_back(cuts.back() + static_cast<std::int32_t>(tokens < 0 ? counts[r % 8] : tokens));
-  return cuts;
+  const std::int64_t all = std::accumulate(std::begin(counts), std::end(counts), std::int64_t{0});
+  return requests / 8 * all + std::accumulate(counts, counts + requests % 8, std::int64_t{0});
 }
 
-Guarded ints(const std::vector<std::int32_t>& values) {
-  Guarded t(DType::kI32, {static_cast<std::int64_t>(values.size())});
-  std::copy(values.begin(), values.end(), t.view().as<std::int32_t>());
-  return t;
-}
-
-class AppendPoolsCase : public Case {
+class AppendPoolsCase : public OperationCase<append_pools, append_pools_workspace_bytes> {
  public:
   explicit AppendPoolsCase(const Problem& p)
       : requests_(p.number("requests")),
-        pool_size_(p.positive("pool_size")),
+        pool_size_(p.number("pool_size")),
         random_(static_cast<std::uint64_t>(p.number("seed"))),
-        cuts_(cuts_of(requests_, p.number("tokens"), pool_size_)),
-        tokens_(cuts_.back() + (p.flag("padding") ? 3 : 0)),  // the last three are nobody's
+        cut_(new_tokens(requests_, p.number("tokens"), pool_size_)),
+        tokens_(cut_ + (p.flag("padding") ? 3 : 0)),  // the last three are nobody's
         data_(p, tokens_, random_) {
     const std::int64_t dim = p.number("index_dim"), rings = requests_ + 2;
-    std::vector<std::int32_t> context, ring(static_cast<std::size_t>(rings));
-    std::iota(ring.begin(), ring.end(), 0);
-    shuffle(&ring);
-    ring.resize(static_cast<std::size_t>(requests_));
-    for (std::int64_t r = 0; r < requests_; ++r)
-      context.push_back(static_cast<std::int32_t>(random_.below(p.number("context") + 1)));
-    if (p.flag("padding")) {
-      const std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
-      for (std::size_t r = 0; r < ring.size(); r += 9) {
-        if (r % 2 == 0) ring[r] = r % 4 == 0 ? -1 : r % 3 == 0 ? kMost : requests_ + 2;
-        if (r % 2 == 1) context[r] = -1;
-      }
-    }
     const std::int64_t per_page = std::max<std::int64_t>(1, p.number("page_size") / pool_size_);
     const std::int64_t pages = tokens_ / per_page + 2;
-    std::vector<std::int32_t> slots(static_cast<std::size_t>(pages * per_page));
-    std::iota(slots.begin(), slots.end(), 0);
-    shuffle(&slots);
-    slots.resize(static_cast<std::size_t>(tokens_));
-    if (p.flag("padding")) {
-      for (std::size_t i = 5; i < slots.size(); i += 11)
-        slots[i] = i % 2 == 0 ? -1 : static_cast<std::int32_t>(pages * per_page);
-    }
-    cu_seqlens_ = ints(cuts_);
-    context_ = ints(context);
-    rings_ = ints(ring);
-    slots_ = ints(slots);
+    cu_seqlens_ = Guarded(DType::kI32, {requests_ + 1});
+    context_ = Guarded(DType::kI32, {requests_});
+    rings_ = Guarded(DType::kI32, {requests_});
+    slots_ = Guarded(DType::kI32, {tokens_});
     for (Guarded* open : {&open_key_, &open_gate_, &old_key_, &old_gate_})
       *open = Guarded(p.dtype(), {rings, pool_size_ - 1, dim});
-    fill_gauss(old_key_, random_);
-    fill_gauss(old_gate_, random_, 2);
-    const bool paged = p.number("page_size") > 0;
-    pooled_ = paged ? Guarded(p.dtype(), {pages, per_page, dim})
-                    : Guarded(p.dtype(), {pages * per_page, dim});
+    pooled_ = p.number("page_size") > 0 ? Guarded(p.dtype(), {pages, per_page, dim})
+                                        : Guarded(p.dtype(), {pages * per_page, dim});
     args_ = {data_.key,        data_.gate, data_.ape,  cu_seqlens_,
              context_,         rings_,     slots_,     p.number("page_size"),
              pool_rounding(p), open_key_,  open_gate_, pooled_};
+    if (ShapesOnly::on()) return;
+    fill_requests(p, rings);
+    fill_slots(p.flag("padding"), pages * per_page);
+    fill_gauss(old_key_, random_);
+    fill_gauss(old_gate_, random_, 2);
     restore();
   }
 
-  Explanation explain() const override { return winnow::explain(placed(args_)); }
-  std::int64_t workspace_bytes() const override {
-    return append_pools_workspace_bytes(placed(args_));
-  }
   // The rings are inputs as well: after poisoning they get back what they held.
   void run(Workspace workspace) override {
     if (open_key_.view().elements() > 0 && is_poison(open_key_, 0)) restore();
@@ -143,7 +113,7 @@ class AppendPoolsCase : public Case {
       pools += static_cast<double>(finished);
       open += static_cast<double>(before % pool_size_ + n >= pool_size_ ? before % pool_size_ : 0);
     }
-    const double tokens = cuts_.back();
+    const auto tokens = static_cast<double>(cut_);
     return {2 * pools * static_cast<double>(pool_size_ * dim()),
             (2 * (tokens + open) + pools) *
                 static_cast<double>(dim() * dtype_bytes(data_.key.view().dtype))};
@@ -158,6 +128,38 @@ class AppendPoolsCase : public Case {
   }
   std::int64_t dim() const { return data_.key.view().shape[1]; }
   std::int64_t slot_count() const { return pooled_.view().elements() / dim(); }
+
+  // Their tokens, what they had before, and their rings, in any order.
+  void fill_requests(const Problem& p, std::int64_t rings) {
+    for (std::int64_t r = 0; r <= requests_; ++r)
+      cu_seqlens_.view().as<std::int32_t>()[r] =
+          static_cast<std::int32_t>(new_tokens(r, p.number("tokens"), pool_size_));
+    std::vector<std::int32_t> context, ring(static_cast<std::size_t>(rings));
+    std::iota(ring.begin(), ring.end(), 0);
+    shuffle(&ring);
+    ring.resize(static_cast<std::size_t>(requests_));
+    for (std::int64_t r = 0; r < requests_; ++r)
+      context.push_back(static_cast<std::int32_t>(random_.below(p.number("context") + 1)));
+    if (p.flag("padding")) {
+      const std::int32_t kMost = std::numeric_limits<std::int32_t>::max();
+      for (std::size_t r = 0; r < ring.size(); r += 9) {
+        if (r % 2 == 0) ring[r] = r % 4 == 0 ? -1 : r % 3 == 0 ? kMost : requests_ + 2;
+        if (r % 2 == 1) context[r] = -1;
+      }
+    }
+    std::ranges::copy(context, context_.view().as<std::int32_t>());
+    std::ranges::copy(ring, rings_.view().as<std::int32_t>());
+  }
+
+  void fill_slots(bool padding, std::int64_t count) {
+    std::vector<std::int32_t> slots(static_cast<std::size_t>(count));
+    std::iota(slots.begin(), slots.end(), 0);
+    shuffle(&slots);
+    slots.resize(static_cast<std::size_t>(tokens_));
+    for (std::size_t i = 5; padding && i < slots.size(); i += 11)
+      slots[i] = i % 2 == 0 ? -1 : static_cast<std::int32_t>(count);
+    std::ranges::copy(slots, slots_.view().as<std::int32_t>());
+  }
 
   void shuffle(std::vector<std::int32_t>* list) {
     for (std::size_t n = list->size(); n > 1; --n)
@@ -196,12 +198,10 @@ class AppendPoolsCase : public Case {
 
   std::int64_t requests_, pool_size_;
   Random random_;
-  std::vector<std::int32_t> cuts_;
-  std::int64_t tokens_;
+  std::int64_t cut_, tokens_;  // new tokens of the requests; of the call
   PoolData data_;
   Guarded cu_seqlens_, context_, rings_, slots_;
   Guarded open_key_, open_gate_, old_key_, old_gate_, pooled_;
-  AppendPoolsArgs args_;
 };
 
 }  // namespace
@@ -211,15 +211,15 @@ Operation append_pools_operation() {
       "append_pools",
       "pooled keys of sequences that grow",
       {{"requests", "16", "requests of the call"},
-       {"tokens", "-1", "new tokens of each; -1: none, one, a few, many"},
-       {"context", "100", "most tokens that a request had before"},
+       {"tokens", "-1", "new tokens of each; -1: none, one, a few, many", kDefaulted},
+       {"context", "100", "most tokens that a request had before", kInt32},
        {"index_dim", "128", "channels of a key"},
-       {"pool_size", "4", "tokens of a pool"},
+       {"pool_size", "4", "tokens of a pool", kPositive},
        {"page_size", "0", "tokens of a page; 0: pooled keys have no pages"},
-       {"padding", "0", "1: requests, tokens and slots that are none"},
-       {"rounding", "once", "once, or key: weights and products too"},
-       {"data", "gauss", "gauss, flat, sharp or special (NaN, inf)"},
-       {"dtype", "f32", "f64, f32, bf16 or f16"},
+       {"padding", "0", "1: requests, tokens and slots that are none", kFlag},
+       {"rounding", "once", "", words({"once", "key (weights and products too)"})},
+       {"data", "gauss", "", words({"gauss", "flat", "sharp", "special (NaN, inf)"})},
+       {"dtype", "f32", "", kFloats},
        {"seed", "1", "of the data"}},
       [](const Problem& p) -> std::unique_ptr<Case> {
         return std::make_unique<AppendPoolsCase>(p);

@@ -14,16 +14,16 @@ std::vector<Parameter> attention_parameters() {
   return {{"rows", "64", "query rows"},
           {"keys", "4096", "keys of the key space"},
           {"heads", "64", "query heads"},
-          {"kv_heads", "1", "key heads"},
+          {"kv_heads", "1", "key heads", kPositive},
           {"dim_qk", "576", "channels of query and key"},
           {"dim_v", "512", "channels of value and output"},
-          {"value", "0", "1: a value of its own; 0: the first channels of the key"},
+          {"value", "0", "1: a value of its own; 0: the first channels of the key", kFlag},
           {"topk", "2048", "slots of a list; 0: no lists, every key of the range"},
-          {"ids", "ascending", "ascending, scattered or popular"},
-          {"lengths", "0", "1: rows end at topk_lengths of every kind"},
-          {"range", "full", "full, causal, packed or awkward"},
-          {"dtype", "f32", "f64, f32, bf16 or f16"},
-          {"wide", "0", "1: f32 outputs also for 16-bit inputs"},
+          {"ids", "ascending", "", kIds},
+          {"lengths", "0", "1: rows end at topk_lengths of every kind", kFlag},
+          {"range", "full", "", kRanges},
+          {"dtype", "f32", "", kFloats},
+          {"wide", "0", "1: f32 outputs also for 16-bit inputs", kFlag},
           {"spread", "1", "typical size of a logit"},
           {"seed", "1", "of the data"}};
 }
@@ -32,7 +32,7 @@ AttentionInputs::AttentionInputs(const Problem& p, std::int64_t page)
     : rows(p.number("rows")),
       keys(p.number("keys")),
       heads(p.number("heads")),
-      kv_heads(p.positive("kv_heads")),
+      kv_heads(p.number("kv_heads")),
       dim_qk(p.number("dim_qk")),
       dim_v(p.number("dim_v")),
       topk(p.number("topk")),
@@ -61,7 +61,7 @@ AttentionInputs::AttentionInputs(const Problem& p, std::int64_t page)
   }
   if (with_lengths) {
     topk_lengths = Guarded(DType::kI32, {rows});
-    for (std::int64_t i = 0; i < rows; ++i) {
+    for (std::int64_t i = 0; i < rows && !ShapesOnly::on(); ++i) {
       const std::int64_t lengths[] = {topk, 0, -3, 1, topk + 5, random.below(topk + 1)};
       topk_lengths.view().as<std::int32_t>()[i] = static_cast<std::int32_t>(lengths[i % 6]);
     }

@@ -3,13 +3,14 @@
 
 #include "bench/loss_bounds.h"
 #include "bench/loss_data.h"
+#include "bench/operation_case.h"
 #include "bench/operations.h"
-#include "bench/placement.h"
 
 namespace winnow::bench {
 namespace {
 
-class AttentionTargetCase : public Case {
+class AttentionTargetCase
+    : public OperationCase<attention_target, attention_target_workspace_bytes> {
  public:
   explicit AttentionTargetCase(const Problem& p)
       : random_(static_cast<std::uint64_t>(p.number("seed"))),
@@ -19,11 +20,6 @@ class AttentionTargetCase : public Case {
     args_ = {attention_.query, attention_.key, attention_.lse,   lists_.indices,
              lists_.starts,    lists_.ends,    attention_.scale, target_};
   }
-  Explanation explain() const override { return winnow::explain(placed(args_)); }
-  std::int64_t workspace_bytes() const override {
-    return attention_target_workspace_bytes(placed(args_));
-  }
-  void run(Workspace workspace) override { attention_target(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return {target_}; }
 
   std::vector<Comparison> compare() override {
@@ -55,7 +51,6 @@ class AttentionTargetCase : public Case {
   ListData lists_;
   AttentionData attention_;
   Guarded target_;
-  AttentionTargetArgs args_;
 };
 
 }  // namespace
@@ -67,12 +62,12 @@ Operation attention_target_operation() {
       {{"rows", "16", "query rows"},
        {"keys", "8192", "keys of the key space"},
        {"heads", "64", "attention heads"},
-       {"kv_heads", "1", "key heads"},
+       {"kv_heads", "1", "key heads", kPositive},
        {"dim_qk", "576", "channels of a head"},
        {"topk", "2048", "slots of a row"},
-       {"ids", "ascending", "ascending, scattered or popular"},
-       {"dtype", "f32", "f64, f32, bf16 or f16"},
-       {"range", "full", "full, causal, packed or awkward"},
+       {"ids", "ascending", "", kIds},
+       {"dtype", "f32", "", kFloats},
+       {"range", "full", "", kRanges},
        {"seed", "1", "of the data"}},
       [](const Problem& p) -> std::unique_ptr<Case> {
         return std::make_unique<AttentionTargetCase>(p);

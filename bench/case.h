@@ -28,11 +28,24 @@ struct Cost {
   double bytes = 0;
 };
 
+// Bytes of all that a call reads and writes; memory that a stride steps over does not count.
+struct TensorBytes {
+  std::int64_t inputs = 0, outputs = 0;
+};
+
 class Case {
  public:
   virtual ~Case() = default;
+  // What can be asked of shapes alone (ShapesOnly), too.
   virtual Explanation explain() const = 0;
   virtual std::int64_t workspace_bytes() const = 0;
+  virtual TensorBytes tensor_bytes() const = 0;
+  virtual std::int64_t budget() const { return 0; }  // of the workspace; 0: none
+  // Whether it allocates while it runs, beside the workspace, what nobody has counted.
+  virtual bool keeps_own_memory() const { return false; }
+  // The operations inside, each with who runs it; none for an operation itself.
+  virtual std::vector<std::pair<std::string, std::string>> parts() const { return {}; }
+
   virtual void run(Workspace workspace) = 0;  // the public operation
   virtual std::vector<Tensor> outputs() const = 0;
   // Compares what the last run left with the reference, elements that must not be written included.
@@ -56,7 +69,9 @@ struct Operation {
 const std::vector<Operation>& operations();
 // The benchmarks of an operation at the sizes that GPUs are for.
 std::vector<std::string> gpu_bench_problems(const std::string& operation);
-const Operation& find_operation(const std::string& name);  // throws with the nearest valid name
+const Operation& find_operation(const std::string& name);  // throws with the valid names
+std::unique_ptr<Case> make_case(const Problem& problem);
+std::unique_ptr<Case> make_shapes(const Problem& problem);  // of shapes alone, at once at any size
 
 // One line per implementation that accepts the problem. Each runs into poisoned outputs between
 // guard pages, with one thread and with several (bitwise equal), and is compared with the
@@ -69,6 +84,9 @@ struct CheckResult {
 // On a GPU it runs twice in place of one and several threads, and fences of poison stand for the
 // guard pages.
 std::vector<CheckResult> check_problem(const std::string& text, Device device = {});
+
+// Runs a case on the CPU. Throws if it allocates, unless it says so.
+void run_counted(Case& c, Workspace workspace);
 
 // Pins an operation while it lives, then restores the user's pin.
 class PinGuard {

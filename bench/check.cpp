@@ -2,12 +2,17 @@
 
 #include <cstring>
 #include <exception>
+#include <new>
 
-#include "base/array.h"
+#include "base/log.h"
+#include "base/parallel.h"
 #include "base/text.h"
+#include "bench/allocations.h"
 #include "bench/case.h"
+#include "bench/guarded.h"
 #include "bench/placement.h"
 #include "winnow/threads.h"
+#include "winnow/validation.h"
 
 namespace winnow::bench {
 namespace {
@@ -30,7 +35,9 @@ std::vector<unsigned char> bytes_of(const std::vector<Tensor>& outputs) {
 // pages.
 void run_poisoned(Case& c) {
   for (const Tensor& t : c.outputs()) poison(t);
-  run_once(c.workspace_bytes(), [&](Workspace workspace) { c.run(workspace); });
+  run_once(c.workspace_bytes(), [&](Workspace workspace) {
+    Placement::current() == nullptr ? run_counted(c, workspace) : c.run(workspace);
+  });
 }
 
 // Results must not depend on the threads, nor on the run.
@@ -40,7 +47,10 @@ void run_twice(Case& c, CheckResult* result) {
   if (!gpu) set_num_threads(1);
   run_poisoned(c);
   const std::vector<unsigned char> first = bytes_of(c.outputs());
-  if (!gpu) set_num_threads(17);
+  if (!gpu) {
+    set_num_threads(17);
+    parallel_for(17, [](std::int64_t, int) {});  // the threads start here, not in the call
+  }
   run_poisoned(c);
   if (bytes_of(c.outputs()) != first)
     result->failure = gpu ? "two runs differ" : "1 and 17 threads differ";
@@ -51,7 +61,7 @@ CheckResult check_implementation(const std::string& text, const std::string& imp
   try {
     const Problem problem = Problem::parse(text);
     const PinGuard pin(problem.operation(), implementation);
-    const std::unique_ptr<Case> c = find_operation(problem.operation()).make(problem);
+    const std::unique_ptr<Case> c = make_case(problem);
     run_twice(*c, &result);
     if (last_implementation(problem.operation()) != implementation) {
       result.failure = "another implementation ran: " + last_implementation(problem.operation());
@@ -62,6 +72,8 @@ CheckResult check_implementation(const std::string& text, const std::string& imp
         result.failure = fmt::format("{}: {:.3g} x the bound at {}", x.output, x.error, x.where);
       }
     }
+  } catch (const std::bad_alloc&) {
+    result.failure = "its data do not fit into memory; use smaller sizes";
   } catch (const std::exception& e) {
     result.failure = e.what();
   }
@@ -70,11 +82,20 @@ CheckResult check_implementation(const std::string& text, const std::string& imp
 
 }  // namespace
 
+void run_counted(Case& c, Workspace workspace) {
+  const std::int64_t before = allocations();
+  c.run(workspace);
+  const std::int64_t made = allocations() - before;
+  // Messages of the log and of the validation mode are text.
+  WINNOW_CHECK("problem", made == 0 || c.keeps_own_memory() || log_enabled() || validation(),
+               "an operation must allocate nothing, got {} allocations", made);
+}
+
 std::vector<CheckResult> check_problem(const std::string& text, Device device) {
   const auto placement = place(device);
   const Problem problem = Problem::parse(text);
   std::vector<CheckResult> results;
-  for (const Verdict& v : find_operation(problem.operation()).make(problem)->explain().verdicts) {
+  for (const Verdict& v : make_shapes(problem)->explain().verdicts) {
     if (v.refusal.empty()) results.push_back(check_implementation(text, v.implementation));
   }
   return results;
@@ -107,8 +128,16 @@ const Operation& find_operation(const std::string& name) {
     if (operation.name == name) return operation;
     names.emplace_back(operation.name);
   }
-  fail(Status::kInvalidArgument, "problem", "there is no operation \"{}\"; did you mean \"{}\"?",
-       name, nearest_name(name, names));
+  fail(Status::kInvalidArgument, "problem", "there is no operation \"{}\"; {}", name,
+       name_hint(name, names));
+}
+
+std::unique_ptr<Case> make_case(const Problem& problem) {
+  return find_operation(problem.operation()).make(problem);
+}
+std::unique_ptr<Case> make_shapes(const Problem& problem) {
+  const ShapesOnly shapes;
+  return make_case(problem);
 }
 
 }  // namespace winnow::bench

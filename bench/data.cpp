@@ -26,12 +26,14 @@ double Random::gauss() {
 }
 
 void fill_gauss(const Tensor& t, Random& random, double scale) {
+  if (t.data == nullptr) return;
   for (std::int64_t i = 0; i < t.elements(); ++i)
     store_double(t.data, t.dtype, i, scale * random.gauss());
 }
 
 void fill_ranges(const std::string& kind, std::int64_t keys, std::int64_t topk,
                  const Tensor& starts, const Tensor& ends, Random& random) {
+  if (starts.data == nullptr) return;
   const std::int64_t rows = starts.shape[0];
   const std::int64_t lengths[] = {-1, 0, 1, topk - 1, topk, topk + 1, 15, 16, 17, 63, 64, 65};
   for (std::int64_t i = 0; i < rows; ++i) {
@@ -53,8 +55,7 @@ void fill_ranges(const std::string& kind, std::int64_t keys, std::int64_t topk,
         start = i % 8 == 3 ? -random.below(5) : std::max<std::int64_t>(0, keys - length / 2);
       end = start + length;
     } else {
-      WINNOW_CHECK("problem", kind == "full",
-                   "range must be full, causal, packed or awkward, got \"{}\"", kind);
+      WINNOW_CHECK("problem", kind == "full", "range has no kind \"{}\"", kind);
     }
     starts.as<std::int32_t>()[i] = static_cast<std::int32_t>(start);
     ends.as<std::int32_t>()[i] = static_cast<std::int32_t>(end);
@@ -63,8 +64,9 @@ void fill_ranges(const std::string& kind, std::int64_t keys, std::int64_t topk,
 
 void fill_indices(const std::string& kind, std::int64_t keys, const Tensor& starts,
                   const Tensor& ends, const Tensor& topk_indices, Random& random) {
+  if (topk_indices.data == nullptr) return;
   WINNOW_CHECK("problem", kind == "ascending" || kind == "scattered" || kind == "popular",
-               "ids must be ascending, scattered or popular, got \"{}\"", kind);
+               "ids have no kind \"{}\"", kind);
   const std::int64_t topk = topk_indices.shape[1];
   constexpr std::int32_t kMin = std::numeric_limits<std::int32_t>::min();
   constexpr std::int32_t kMax = std::numeric_limits<std::int32_t>::max();

@@ -28,6 +28,8 @@ inline double bytes_of_tensor(const Tensor& t) {
   return static_cast<double>(t.elements() * dtype_bytes(t.dtype));
 }
 
+// What fills a tensor leaves one without data as it is (ShapesOnly).
+
 // Gaussian numbers times `scale`, rounded to the tensor's dtype.
 void fill_gauss(const Tensor& t, Random& random, double scale = 1);
 

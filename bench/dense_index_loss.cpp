@@ -4,14 +4,15 @@
 #include "base/array.h"
 #include "bench/loss_bounds.h"
 #include "bench/loss_data.h"
+#include "bench/operation_case.h"
 #include "bench/operations.h"
-#include "bench/placement.h"
 #include "ref/implementations.h"
 
 namespace winnow::bench {
 namespace {
 
-class DenseIndexLossCase : public Case {
+class DenseIndexLossCase
+    : public OperationCase<dense_index_loss, dense_index_loss_workspace_bytes> {
  public:
   explicit DenseIndexLossCase(const Problem& p)
       : random_(static_cast<std::uint64_t>(p.number("seed"))),
@@ -41,11 +42,6 @@ class DenseIndexLossCase : public Case {
              d_key_,
              d_weights_};
   }
-  Explanation explain() const override { return winnow::explain(placed(args_)); }
-  std::int64_t workspace_bytes() const override {
-    return dense_index_loss_workspace_bytes(placed(args_));
-  }
-  void run(Workspace workspace) override { dense_index_loss(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return {kl_, d_query_, d_key_, d_weights_}; }
 
   std::vector<Comparison> compare() override {
@@ -99,7 +95,6 @@ class DenseIndexLossCase : public Case {
   IndexerData indexer_;
   AttentionData attention_;
   Guarded kl_, d_query_, d_key_, d_weights_;
-  DenseIndexLossArgs args_;
 };
 
 }  // namespace
@@ -113,11 +108,11 @@ Operation dense_index_loss_operation() {
        {"index_heads", "64", "indexer heads"},
        {"index_dim", "128", "channels of an indexer head"},
        {"heads", "64", "attention heads"},
-       {"kv_heads", "1", "key heads"},
+       {"kv_heads", "1", "key heads", kPositive},
        {"dim_qk", "576", "channels of an attention head"},
-       {"dtype", "f32", "f64, f32, bf16 or f16"},
-       {"range", "causal", "full, causal, packed or awkward"},
-       {"relu", "1", "0: identity"},
+       {"dtype", "f32", "", kFloats},
+       {"range", "causal", "", kRanges},
+       {"relu", "1", "0: identity", kFlag},
        {"seed", "1", "of the data"}},
       [](const Problem& p) -> std::unique_ptr<Case> {
         return std::make_unique<DenseIndexLossCase>(p);

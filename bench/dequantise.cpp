@@ -2,15 +2,15 @@
 #include "winnow/dequantise.h"
 
 #include "bench/data.h"
+#include "bench/operation_case.h"
 #include "bench/operations.h"
-#include "bench/placement.h"
 #include "bench/quantised.h"
 #include "ref/implementations.h"
 
 namespace winnow::bench {
 namespace {
 
-class DequantiseCase : public Case {
+class DequantiseCase : public OperationCase<dequantise, dequantise_workspace_bytes> {
  public:
   explicit DequantiseCase(const Problem& p) {
     const std::int64_t rows = p.number("rows"), heads = p.number("heads"), dim = p.number("dim"),
@@ -19,6 +19,8 @@ class DequantiseCase : public Case {
     scale_ = Guarded(p.dtype("scale"), {rows, heads, groups});
     output_ = Guarded(DType::kF32, {rows, heads, dim});
     want_ = Guarded(DType::kF32, {rows, heads, dim});
+    args_ = {data_, scale_, output_};
+    if (ShapesOnly::on()) return;
     Random random(static_cast<std::uint64_t>(p.number("seed")));
     for (std::int64_t i = 0; i < data_.view().elements(); ++i) {  // every code, NaN included
       data_.view().as<std::uint8_t>()[i] = static_cast<std::uint8_t>(random.below(256));
@@ -29,14 +31,8 @@ class DequantiseCase : public Case {
         scale_.view().as<std::uint8_t>()[i] = static_cast<std::uint8_t>(random.below(256));
       }
     }
-    args_ = {data_, scale_, output_};
   }
 
-  Explanation explain() const override { return winnow::explain(placed(args_)); }
-  std::int64_t workspace_bytes() const override {
-    return dequantise_workspace_bytes(placed(args_));
-  }
-  void run(Workspace workspace) override { dequantise(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return {output_}; }
 
   std::vector<Comparison> compare() override {
@@ -53,7 +49,6 @@ class DequantiseCase : public Case {
 
  private:
   Guarded data_, scale_, output_, want_;
-  DequantiseArgs args_;
 };
 
 }  // namespace
@@ -66,7 +61,7 @@ Operation dequantise_operation() {
        {"heads", "1", "heads of a row"},
        {"dim", "128", "channels"},
        {"groups", "1", "scales of a head; divides dim"},
-       {"scale", "f32", "dtype of the scales: f32 or e8m0"},
+       {"scale", "f32", "dtype of the scales", words({"f32", "e8m0"})},
        {"seed", "1", "of the data"}},
       [](const Problem& p) -> std::unique_ptr<Case> { return std::make_unique<DequantiseCase>(p); },
       {"dequantise rows=70 heads=2", "dequantise rows=9 dim=100 groups=4",

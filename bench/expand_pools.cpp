@@ -3,20 +3,19 @@
 
 #include "bench/bounds.h"
 #include "bench/data.h"
+#include "bench/operation_case.h"
 #include "bench/operations.h"
-#include "bench/placement.h"
 #include "bench/selection.h"
 #include "ref/implementations.h"
 
 namespace winnow::bench {
 namespace {
 
-class ExpandPoolsCase : public Case {
+class ExpandPoolsCase : public OperationCase<expand_pools, expand_pools_workspace_bytes> {
  public:
   explicit ExpandPoolsCase(const Problem& p)
-      : rows_(p.number("rows")), pool_size_(p.positive("pool_size")) {
+      : rows_(p.number("rows")), pool_size_(p.number("pool_size")) {
     const std::int64_t keys = p.number("keys"), topk = p.number("topk"), phase = p.number("phase");
-    WINNOW_CHECK("problem", pool_size_ >= 1, "pool_size must be at least 1, got {}", pool_size_);
     Random random(static_cast<std::uint64_t>(p.number("seed")));
     const std::int64_t selected = topk / pool_size_, pools = keys / pool_size_ + 1;
     starts_ = Guarded(DType::kI32, {rows_});
@@ -25,7 +24,7 @@ class ExpandPoolsCase : public Case {
     fill_ranges(p.word("range"), keys, topk, starts_, ends_, random);
     // Pools that the row sees in whole or in part, or not at all.
     const Guarded first(DType::kI32, {rows_}), last(DType::kI32, {rows_});
-    for (std::int64_t i = 0; i < rows_; ++i) {
+    for (std::int64_t i = 0; i < rows_ && !ShapesOnly::on(); ++i) {
       const auto size = static_cast<std::int32_t>(pool_size_);
       first.view().as<std::int32_t>()[i] = starts_.view().as<std::int32_t>()[i] / size - 1;
       last.view().as<std::int32_t>()[i] = ends_.view().as<std::int32_t>()[i] / size + 1;
@@ -33,7 +32,7 @@ class ExpandPoolsCase : public Case {
     fill_indices(p.word("ids"), pools, first, last, pools_, random);
     if (phase >= 0) {
       bases_ = Guarded(DType::kI32, {pools});
-      for (std::int64_t m = 0; m < pools; ++m)
+      for (std::int64_t m = 0; m < pools && !ShapesOnly::on(); ++m)
         bases_.view().as<std::int32_t>()[m] = static_cast<std::int32_t>(phase + m * pool_size_);
     }
     const bool tail = p.flag("tail");
@@ -43,11 +42,6 @@ class ExpandPoolsCase : public Case {
     args_ = {pools_, bases_, starts_, ends_, pool_size_, tail, output_.indices, output_.lengths};
   }
 
-  Explanation explain() const override { return winnow::explain(placed(args_)); }
-  std::int64_t workspace_bytes() const override {
-    return expand_pools_workspace_bytes(placed(args_));
-  }
-  void run(Workspace workspace) override { expand_pools(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return output_.tensors(); }
 
   std::vector<Comparison> compare() override {
@@ -71,7 +65,6 @@ class ExpandPoolsCase : public Case {
   std::int64_t rows_, pool_size_;
   Guarded starts_, ends_, pools_, bases_;
   SelectionOutput output_, truth_;
-  ExpandPoolsArgs args_;
 };
 
 }  // namespace
@@ -82,11 +75,11 @@ Operation expand_pools_operation() {
           {{"rows", "16", "query rows"},
            {"keys", "32768", "tokens"},
            {"topk", "2048", "tokens to select, without the tail"},
-           {"pool_size", "4", "tokens of a pool"},
-           {"tail", "1", "0: without the tokens of no complete pool"},
-           {"phase", "0", "token of the first pool; -1: pool_bases is left out"},
-           {"ids", "ascending", "ascending, scattered or popular"},
-           {"range", "full", "full, causal, packed or awkward"},
+           {"pool_size", "4", "tokens of a pool", kPositive},
+           {"tail", "1", "0: without the tokens of no complete pool", kFlag},
+           {"phase", "0", "token of the first pool; -1: pool_bases is left out", kDefaulted},
+           {"ids", "ascending", "", kIds},
+           {"range", "full", "", kRanges},
            {"seed", "1", "of the data"}},
           [](const Problem& p) -> std::unique_ptr<Case> {
             return std::make_unique<ExpandPoolsCase>(p);

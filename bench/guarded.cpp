@@ -3,27 +3,41 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <new>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "base/check.h"
+#include "base/text.h"
 
 namespace winnow::bench {
 namespace {
 
-// Sizes come from the text of a problem: they may be negative, or more than any memory.
+// Sizes come from the text of a problem: they may be more than any memory. Bytes of a few such tensors
+// can be added up.
 void check_sizes(std::span<const std::int64_t> shape) {
-  constexpr std::int64_t kMaxElements = std::int64_t{1} << 44;
+  constexpr std::int64_t kMaxElements = std::int64_t{1} << 56;
   std::int64_t elements = 1;
+  bool fits = true;
   for (std::int64_t extent : shape) {
     WINNOW_CHECK("problem", extent >= 0, "sizes must not be negative, got {}", extent);
-    WINNOW_CHECK("problem",
-                 !__builtin_mul_overflow(elements, extent, &elements) && elements <= kMaxElements,
-                 "a tensor must have at most 2^44 elements, got more");
+    // An axis of none hides no size: strides are products of the others.
+    fits = fits &&
+           !__builtin_mul_overflow(elements, std::max<std::int64_t>(1, extent), &elements) &&
+           elements <= kMaxElements;
   }
+  if (fits) return;
+  std::vector<std::string> extents;
+  for (std::int64_t extent : shape) extents.push_back(std::to_string(extent));
+  fail(Status::kInvalidArgument, "problem", "a tensor must have at most 2^56 elements, got {}",
+       choice_text(extents, " by "));
 }
+
+thread_local int shapes_only = 0;  // scopes that are open
 
 // All that live, by the first address past their data.
 std::mutex alive_mutex;
@@ -33,6 +47,14 @@ std::map<const char*, std::int64_t>& alive() {
 }
 
 }  // namespace
+
+ShapesOnly::ShapesOnly() { ++shapes_only; }
+ShapesOnly::~ShapesOnly() { --shapes_only; }
+bool ShapesOnly::on() { return shapes_only > 0; }
+
+void check_machine_holds(std::int64_t bytes) {
+  if (bytes / sysconf(_SC_PAGESIZE) >= sysconf(_SC_PHYS_PAGES)) throw std::bad_alloc();
+}
 
 Guarded::Memory Guarded::memory_of(const void* address) {
   const std::scoped_lock lock(alive_mutex);
@@ -55,10 +77,10 @@ Guarded::Guarded(DType dtype, std::span<const std::int64_t> shape) {
     view_.strides[axis] = stride;
     stride *= view_.shape[axis];
   }
+  if (ShapesOnly::on()) return;
   const std::int64_t page = sysconf(_SC_PAGESIZE);
   const std::int64_t bytes = view_.elements() * dtype_bytes(dtype);
-  // A system that overcommits would grant more and end the program later.
-  if (bytes / page >= sysconf(_SC_PHYS_PAGES)) throw std::bad_alloc();
+  check_machine_holds(bytes);
   const std::int64_t inner = (bytes + page - 1) / page * page;
   mapped_bytes_ = inner + 2 * page;
   mapping_ = mmap(nullptr, static_cast<std::size_t>(mapped_bytes_), PROT_NONE,

@@ -10,6 +10,22 @@
 
 namespace winnow::bench {
 
+// While one lives, every Guarded that is made on this thread has a shape and no memory: its data is
+// null, and all that fills tensors leaves it alone. A case that is made so can be asked (explain,
+// workspace_bytes, tensor_bytes) at any size and at once, and nothing else.
+class ShapesOnly {
+ public:
+  ShapesOnly();
+  ~ShapesOnly();
+  ShapesOnly(const ShapesOnly&) = delete;
+  ShapesOnly& operator=(const ShapesOnly&) = delete;
+  static bool on();
+};
+
+// Throws std::bad_alloc for more than this machine has: a system that overcommits would grant it and
+// end the program later.
+void check_machine_holds(std::int64_t bytes);
+
 class Guarded {
  public:
   Guarded() = default;

@@ -7,8 +7,8 @@
 #include "base/row_offset.h"
 #include "bench/bounds.h"
 #include "bench/data.h"
+#include "bench/operation_case.h"
 #include "bench/operations.h"
-#include "bench/placement.h"
 
 namespace winnow::bench {
 namespace {
@@ -27,19 +27,16 @@ Rounding rounding_of(DType output, DType input) {
   }
 }
 
-class HadamardCase : public Case {
+class HadamardCase : public OperationCase<hadamard, hadamard_workspace_bytes> {
  public:
   explicit HadamardCase(const Problem& p)
       : input_(p.dtype(), {p.number("rows"), p.number("heads"), p.number("dim")}),
-        output_(p.dtype("output"), {p.number("rows"), p.number("heads"), p.number("dim")}),
-        args_{input_, output_} {
+        output_(p.dtype("output"), {p.number("rows"), p.number("heads"), p.number("dim")}) {
+    args_ = {input_, output_};
     Random random(static_cast<std::uint64_t>(p.number("seed")));
     fill_gauss(input_, random);
   }
 
-  Explanation explain() const override { return winnow::explain(placed(args_)); }
-  std::int64_t workspace_bytes() const override { return hadamard_workspace_bytes(placed(args_)); }
-  void run(Workspace workspace) override { hadamard(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return {output_}; }
 
   std::vector<Comparison> compare() override {
@@ -80,7 +77,6 @@ class HadamardCase : public Case {
 
  private:
   Guarded input_, output_;
-  HadamardArgs args_;
 };
 
 }  // namespace
@@ -92,8 +88,8 @@ Operation hadamard_operation() {
       {{"rows", "64", "rows"},
        {"heads", "1", "heads of a row"},
        {"dim", "128", "channels, a power of two"},
-       {"dtype", "f32", "of the input: f64, f32, bf16 or f16"},
-       {"output", "f32", "dtype of the output"},
+       {"dtype", "f32", "of the input", kFloats},
+       {"output", "f32", "dtype of the output", kFloats},
        {"seed", "1", "of the data"}},
       [](const Problem& p) -> std::unique_ptr<Case> { return std::make_unique<HadamardCase>(p); },
       {"hadamard rows=70 heads=3", "hadamard rows=65 dim=1", "hadamard rows=3 dim=2 output=bf16",

@@ -3,13 +3,13 @@
 
 #include "bench/loss_bounds.h"
 #include "bench/loss_data.h"
+#include "bench/operation_case.h"
 #include "bench/operations.h"
-#include "bench/placement.h"
 
 namespace winnow::bench {
 namespace {
 
-class IndexLossCase : public Case {
+class IndexLossCase : public OperationCase<index_loss, index_loss_workspace_bytes> {
  public:
   explicit IndexLossCase(const Problem& p)
       : random_(static_cast<std::uint64_t>(p.number("seed"))),
@@ -21,7 +21,7 @@ class IndexLossCase : public Case {
     const auto spread = static_cast<double>(p.number("spread"));
     fill_gauss(target_, random_, spread);
     fill_gauss(scores_, random_, spread);
-    for (std::int64_t i = 0; i < lists_.rows; ++i) {
+    for (std::int64_t i = 0; i < lists_.rows && !ShapesOnly::on(); ++i) {
       for (std::int64_t s = 0; s < lists_.topk; ++s) {
         const bool none = i % 6 == 5 || random_.below(8) == 0;
         ref::set(target_, i, s, none ? 0 : std::exp(ref::get(target_, i, s)));
@@ -36,11 +36,6 @@ class IndexLossCase : public Case {
     }
     args_ = {target_, scores_, lists_.indices, lists_.starts, lists_.ends, 0.75, kl_, d_scores_};
   }
-  Explanation explain() const override { return winnow::explain(placed(args_)); }
-  std::int64_t workspace_bytes() const override {
-    return index_loss_workspace_bytes(placed(args_));
-  }
-  void run(Workspace workspace) override { index_loss(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return {kl_, d_scores_}; }
 
   std::vector<Comparison> compare() override {
@@ -78,7 +73,6 @@ class IndexLossCase : public Case {
   Random random_;
   ListData lists_;
   Guarded target_, scores_, kl_, d_scores_;
-  IndexLossArgs args_;
 };
 
 }  // namespace
@@ -90,9 +84,9 @@ Operation index_loss_operation() {
       {{"rows", "256", "query rows"},
        {"keys", "8192", "keys of the key space"},
        {"topk", "2048", "slots of a row"},
-       {"ids", "ascending", "ascending, scattered or popular"},
-       {"dtype", "f32", "f64 or f32"},
-       {"range", "full", "full, causal, packed or awkward"},
+       {"ids", "ascending", "", kIds},
+       {"dtype", "f32", "", words({"f64", "f32"})},
+       {"range", "full", "", kRanges},
        {"spread", "2", "standard deviation of scores and log-targets"},
        {"seed", "1", "of the data"}},
       [](const Problem& p) -> std::unique_ptr<Case> { return std::make_unique<IndexLossCase>(p); },

@@ -5,15 +5,15 @@
 #include "bench/bounds.h"
 #include "bench/data.h"
 #include "bench/keys.h"
+#include "bench/operation_case.h"
 #include "bench/operations.h"
-#include "bench/placement.h"
 #include "bench/scales.h"
 #include "ref/index_score.h"
 
 namespace winnow::bench {
 namespace {
 
-class IndexScoresCase : public Case {
+class IndexScoresCase : public OperationCase<index_scores, index_scores_workspace_bytes> {
  public:
   explicit IndexScoresCase(const Problem& p)
       : rows_(p.number("rows")), keys_(p.number("keys")), width_(p.number("width")) {
@@ -37,11 +37,6 @@ class IndexScoresCase : public Case {
         p.flag("relu"), scores_,     scales_.query(), scales_.key(), p.flag("dot_scale") ? 0.3 : 1};
   }
 
-  Explanation explain() const override { return winnow::explain(placed(args_)); }
-  std::int64_t workspace_bytes() const override {
-    return index_scores_workspace_bytes(placed(args_));
-  }
-  void run(Workspace workspace) override { index_scores(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return {scores_}; }
 
   std::vector<Comparison> compare() override {
@@ -98,7 +93,6 @@ class IndexScoresCase : public Case {
   Keys key_;
   Scales scales_;
   Guarded query_, weights_, starts_, ends_, scores_;
-  IndexScoresArgs args_;
 };
 
 }  // namespace
@@ -111,14 +105,14 @@ Operation index_scores_operation() {
        {"keys", "1024", "keys of the key space"},
        {"index_heads", "64", "indexer heads"},
        {"index_dim", "128", "channels of a head"},
-       {"width", "-1", "columns of the score matrix; -1: keys"},
-       {"dtype", "f32", "f64, f32, bf16, f16, e4m3 (FP8) or mxfp8"},
-       {"weights", "f32", "f32 or bf16"},
-       {"specials", "0", "1: scales of keys hold 0, 1, 8 and NaN"},
-       {"dot_scale", "0", "1: a factor before ReLU"},
-       {"range", "full", "full, causal, packed or awkward"},
+       {"width", "-1", "columns of the score matrix; -1: keys", kDefaulted},
+       {"dtype", "f32", "", kScorerDtypes},
+       {"weights", "f32", "", words({"f32", "bf16"})},
+       {"specials", "0", "1: scales of keys hold 0, 1, 8 and NaN", kFlag},
+       {"dot_scale", "0", "1: a factor before ReLU", kFlag},
+       {"range", "full", "", kRanges},
        {"page", "0", "keys of a page, three requests; 0: keys in one piece"},
-       {"relu", "1", "0: identity"},
+       {"relu", "1", "0: identity", kFlag},
        {"seed", "1", "of the data"}},
       [](const Problem& p) -> std::unique_ptr<Case> {
         return std::make_unique<IndexScoresCase>(p);

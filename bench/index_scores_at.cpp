@@ -3,13 +3,13 @@
 
 #include "bench/loss_bounds.h"
 #include "bench/loss_data.h"
+#include "bench/operation_case.h"
 #include "bench/operations.h"
-#include "bench/placement.h"
 
 namespace winnow::bench {
 namespace {
 
-class IndexScoresAtCase : public Case {
+class IndexScoresAtCase : public OperationCase<index_scores_at, index_scores_at_workspace_bytes> {
  public:
   explicit IndexScoresAtCase(const Problem& p)
       : random_(static_cast<std::uint64_t>(p.number("seed"))),
@@ -19,11 +19,6 @@ class IndexScoresAtCase : public Case {
     args_ = {indexer_.query, indexer_.key, indexer_.weights, lists_.indices,
              lists_.starts,  lists_.ends,  p.flag("relu"),   scores_};
   }
-  Explanation explain() const override { return winnow::explain(placed(args_)); }
-  std::int64_t workspace_bytes() const override {
-    return index_scores_at_workspace_bytes(placed(args_));
-  }
-  void run(Workspace workspace) override { index_scores_at(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return {scores_}; }
 
   std::vector<Comparison> compare() override {
@@ -56,7 +51,6 @@ class IndexScoresAtCase : public Case {
   ListData lists_;
   IndexerData indexer_;
   Guarded scores_;
-  IndexScoresAtArgs args_;
 };
 
 }  // namespace
@@ -70,10 +64,10 @@ Operation index_scores_at_operation() {
        {"index_heads", "64", "indexer heads"},
        {"index_dim", "128", "channels of a head"},
        {"topk", "2048", "slots of a row"},
-       {"ids", "ascending", "ascending, scattered or popular"},
-       {"dtype", "f32", "f64, f32, bf16 or f16"},
-       {"range", "full", "full, causal, packed or awkward"},
-       {"relu", "1", "0: identity"},
+       {"ids", "ascending", "", kIds},
+       {"dtype", "f32", "", kFloats},
+       {"range", "full", "", kRanges},
+       {"relu", "1", "0: identity", kFlag},
        {"seed", "1", "of the data"}},
       [](const Problem& p) -> std::unique_ptr<Case> {
         return std::make_unique<IndexScoresAtCase>(p);

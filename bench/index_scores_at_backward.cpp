@@ -4,14 +4,15 @@
 #include "base/array.h"
 #include "bench/loss_bounds.h"
 #include "bench/loss_data.h"
+#include "bench/operation_case.h"
 #include "bench/operations.h"
-#include "bench/placement.h"
 #include "ref/implementations.h"
 
 namespace winnow::bench {
 namespace {
 
-class IndexScoresAtBackwardCase : public Case {
+class IndexScoresAtBackwardCase
+    : public OperationCase<index_scores_at_backward, index_scores_at_backward_workspace_bytes> {
  public:
   explicit IndexScoresAtBackwardCase(const Problem& p)
       : random_(static_cast<std::uint64_t>(p.number("seed"))),
@@ -24,7 +25,8 @@ class IndexScoresAtBackwardCase : public Case {
     d_key_ = Guarded(wide, {lists_.keys, q.shape[2]});
     d_weights_ = Guarded(wide, {q.shape[0], q.shape[1]});
     fill_gauss(d_scores_, random_);
-    for (std::int64_t i = 0; i < lists_.rows; ++i) {  // NaN shows that nobody looked
+    for (std::int64_t i = 0; i < lists_.rows && !ShapesOnly::on();
+         ++i) {  // NaN shows that nobody looked
       for (std::int64_t s = 0; s < lists_.topk; ++s) {
         if (lists_.id(i, s) < 0) ref::set(d_scores_, i, s, NAN);
       }
@@ -33,11 +35,6 @@ class IndexScoresAtBackwardCase : public Case {
              lists_.starts,  lists_.ends,  p.flag("relu"),   d_scores_,
              d_query_,       d_key_,       d_weights_};
   }
-  Explanation explain() const override { return winnow::explain(placed(args_)); }
-  std::int64_t workspace_bytes() const override {
-    return index_scores_at_backward_workspace_bytes(placed(args_));
-  }
-  void run(Workspace workspace) override { index_scores_at_backward(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return {d_query_, d_key_, d_weights_}; }
 
   std::vector<Comparison> compare() override {
@@ -74,7 +71,6 @@ class IndexScoresAtBackwardCase : public Case {
   ListData lists_;
   IndexerData indexer_;
   Guarded d_scores_, d_query_, d_key_, d_weights_;
-  IndexScoresAtBackwardArgs args_;
 };
 
 }  // namespace
@@ -88,10 +84,10 @@ Operation index_scores_at_backward_operation() {
        {"index_heads", "64", "indexer heads"},
        {"index_dim", "128", "channels of a head"},
        {"topk", "2048", "slots of a row"},
-       {"ids", "ascending", "ascending, scattered or popular"},
-       {"dtype", "f32", "f64, f32, bf16 or f16"},
-       {"range", "full", "full, causal, packed or awkward"},
-       {"relu", "1", "0: identity"},
+       {"ids", "ascending", "", kIds},
+       {"dtype", "f32", "", kFloats},
+       {"range", "full", "", kRanges},
+       {"relu", "1", "0: identity", kFlag},
        {"seed", "1", "of the data"}},
       [](const Problem& p) -> std::unique_ptr<Case> {
         return std::make_unique<IndexScoresAtBackwardCase>(p);

@@ -9,8 +9,8 @@
 #include "bench/bounds.h"
 #include "bench/data.h"
 #include "bench/keys.h"
+#include "bench/operation_case.h"
 #include "bench/operations.h"
-#include "bench/placement.h"
 #include "bench/scales.h"
 #include "bench/selection.h"
 #include "ref/implementations.h"
@@ -19,7 +19,7 @@
 namespace winnow::bench {
 namespace {
 
-class IndexTopkCase : public Case {
+class IndexTopkCase : public OperationCase<index_topk, index_topk_workspace_bytes> {
  public:
   explicit IndexTopkCase(const Problem& p)
       : rows_(p.number("rows")), keys_(p.number("keys")), topk_(p.number("topk")) {
@@ -35,7 +35,7 @@ class IndexTopkCase : public Case {
     key_ = Keys(dtype, rows_, keys_, {dim}, p.number("page"), random);
     fill_gauss(weights_, random, 1 / std::sqrt(static_cast<double>(heads * dim)));
     fill_ranges(p.word("range"), keys_, topk_, starts_, ends_, random);
-    if (p.flag("specials") && dim > 0) add_specials(random);
+    if (p.flag("specials") && dim > 0 && !ShapesOnly::on()) add_specials(random);
     scales_ = Scales(p.word("dtype"), query_, key_.view(), p.flag("specials"), random);
     output_ = SelectionOutput(rows_, topk_, wide, p.flag("scores"));
     truth_ = SelectionOutput(rows_, topk_, wide, p.flag("scores"));
@@ -50,11 +50,6 @@ class IndexTopkCase : public Case {
     args_.workspace_budget = p.number("budget");
   }
 
-  Explanation explain() const override { return winnow::explain(placed(args_)); }
-  std::int64_t workspace_bytes() const override {
-    return index_topk_workspace_bytes(placed(args_));
-  }
-  void run(Workspace workspace) override { index_topk(placed(args_), workspace); }
   std::vector<std::pair<std::string, std::int64_t>> counts() const override {
     return {{"repairs", last_selection_statistics().repairs}};
   }
@@ -131,7 +126,6 @@ class IndexTopkCase : public Case {
   Scales scales_;
   Guarded query_, weights_, starts_, ends_;
   SelectionOutput output_, truth_;
-  IndexTopkArgs args_;
 };
 
 }  // namespace
@@ -145,18 +139,18 @@ Operation index_topk_operation() {
        {"index_heads", "64", "indexer heads"},
        {"index_dim", "128", "channels of a head"},
        {"topk", "64", "keys to select"},
-       {"dtype", "f32", "f64, f32, bf16, f16, e4m3 (FP8) or mxfp8"},
-       {"weights", "f32", "f32 or bf16"},
-       {"dot_scale", "0", "1: a factor before ReLU"},
-       {"range", "full", "full, causal, packed or awkward"},
+       {"dtype", "f32", "", kScorerDtypes},
+       {"weights", "f32", "", words({"f32", "bf16"})},
+       {"dot_scale", "0", "1: a factor before ReLU", kFlag},
+       {"range", "full", "", kRanges},
        {"page", "0", "keys of a page, three requests; 0: keys in one piece"},
-       {"relu", "1", "0: identity"},
-       {"specials", "0", "1: keys with NaN, inf, zeros, and equal neighbours"},
-       {"scores", "1", "0: topk_scores is left out"},
-       {"keep_minus_inf", "0", "1: scores of -inf are candidates, the lowest"},
-       {"keep_first", "0", "first keys of a row that are always selected"},
-       {"keep_last", "0", "last keys of a row that are always selected"},
-       {"budget", "0", "bytes of workspace at most; 0: no limit"},
+       {"relu", "1", "0: identity", kFlag},
+       {"specials", "0", "1: keys with NaN, inf, zeros, and equal neighbours", kFlag},
+       {"scores", "1", "0: topk_scores is left out", kFlag},
+       {"keep_minus_inf", "0", "1: scores of -inf are candidates, the lowest", kFlag},
+       {"keep_first", "0", "first keys of a row that are always selected", kInt32},
+       {"keep_last", "0", "last keys of a row that are always selected", kInt32},
+       {"budget", "0", "bytes of workspace at most; 0: no limit", kBytes},
        {"seed", "1", "of the data"}},
       [](const Problem& p) -> std::unique_ptr<Case> { return std::make_unique<IndexTopkCase>(p); },
       {"index_topk rows=7 keys=300 index_heads=16 index_dim=32",

@@ -14,8 +14,6 @@ class MatmulCase : public Case {
   explicit MatmulCase(const Problem& p)
       : m_(p.number("m")), n_(p.number("n")), k_(p.number("k")), accumulate_(p.flag("accumulate")) {
     const std::string& layout = p.word("layout");
-    WINNOW_CHECK("problem", layout == "nn" || layout == "nt" || layout == "tn" || layout == "tt",
-                 "layout must be nn, nt, tn or tt, got \"{}\"", layout);
     Random random(static_cast<std::uint64_t>(p.number("seed")));
     auto operand = [&](Guarded& memory, bool transposed, std::int64_t rows, std::int64_t columns) {
       memory =
@@ -29,8 +27,16 @@ class MatmulCase : public Case {
   }
 
   Explanation explain() const override { return nn::explain_matmul(a_, b_, c_, accumulate_); }
-  // The function keeps its own scratch memory: C's first content is set here, where it counts.
-  std::int64_t workspace_bytes() const override { return 0; }
+  // The function keeps this itself, so what the caller lends is not touched.
+  std::int64_t workspace_bytes() const override {
+    return nn::matmul_scratch_bytes(a_, b_, c_, accumulate_);
+  }
+  bool keeps_own_memory() const override { return true; }
+  TensorBytes tensor_bytes() const override {
+    const std::int64_t size = dtype_bytes(c_.view().dtype), c = c_.view().elements();
+    return {(a_.elements() + b_.elements() + (accumulate_ ? c : 0)) * size, c * size};
+  }
+  // C's first content is set here, where it counts.
   void run(Workspace) override {
     for (std::int64_t i = 0; accumulate_ && i < m_; ++i) {
       for (std::int64_t j = 0; j < n_; ++j) ref::set(c_, i, j, before(i, j));
@@ -86,9 +92,9 @@ Operation matmul_operation() {
       {{"m", "512", "rows of A and C"},
        {"n", "512", "columns of B and C"},
        {"k", "512", "columns of A, rows of B"},
-       {"layout", "nt", "nn, nt, tn or tt: t where A, B is a transposed view"},
-       {"accumulate", "0", "1: C += A . B"},
-       {"dtype", "f32", "f64 or f32"},
+       {"layout", "nt", "t where A, B is a transposed view", words({"nn", "nt", "tn", "tt"})},
+       {"accumulate", "0", "1: C += A . B", kFlag},
+       {"dtype", "f32", "", words({"f64", "f32"})},
        {"seed", "1", "of the data"}},
       [](const Problem& p) -> std::unique_ptr<Case> { return std::make_unique<MatmulCase>(p); },
       {"matmul m=37 n=45 k=70", "matmul m=40 n=33 k=530 layout=nn accumulate=1",

@@ -7,8 +7,8 @@
 #include "bench/attention.h"
 #include "bench/bounds.h"
 #include "bench/data.h"
+#include "bench/operation_case.h"
 #include "bench/operations.h"
-#include "bench/placement.h"
 #include "ref/reader.h"
 
 namespace winnow::bench {
@@ -18,6 +18,7 @@ namespace {
 //   gauss  lse of some spread, every third (part, row, head) empty, all parts of every fifth row
 //   far    lse from -3e38 to 3e38, so that most weights vanish
 void fill_parts(const std::string& kind, const Tensor& output, const Tensor& lse, Random& random) {
+  if (lse.data == nullptr) return;
   fill_gauss(output, random);
   const std::int64_t rows = lse.shape[1], heads = lse.shape[2], dim_v = output.shape[3];
   for (std::int64_t e = 0; e < lse.elements(); ++e) {
@@ -31,7 +32,7 @@ void fill_parts(const std::string& kind, const Tensor& output, const Tensor& lse
   }
 }
 
-class MergeAttentionCase : public Case {
+class MergeAttentionCase : public OperationCase<merge_attention, merge_attention_workspace_bytes> {
  public:
   explicit MergeAttentionCase(const Problem& p) {
     const std::int64_t parts = p.number("parts"), rows = p.number("rows"),
@@ -47,11 +48,6 @@ class MergeAttentionCase : public Case {
     args_ = {part_output_, part_lse_, output_, lse_};
   }
 
-  Explanation explain() const override { return winnow::explain(placed(args_)); }
-  std::int64_t workspace_bytes() const override {
-    return merge_attention_workspace_bytes(placed(args_));
-  }
-  void run(Workspace workspace) override { merge_attention(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return {output_, lse_}; }
 
   // Bounds. Let d_p = lse_p - m, w_p = exp(d_p) and q_p = w_p / sum w; n parts contribute. Relative
@@ -119,7 +115,6 @@ class MergeAttentionCase : public Case {
   }
 
   Guarded part_output_, part_lse_, output_, lse_;
-  MergeAttentionArgs args_;
 };
 
 }  // namespace
@@ -132,9 +127,9 @@ Operation merge_attention_operation() {
        {"rows", "64", "query rows"},
        {"heads", "64", "query heads"},
        {"dim_v", "512", "channels of the output"},
-       {"lse", "gauss", "gauss or far"},
-       {"dtype", "f32", "f64, f32, bf16 or f16"},
-       {"wide", "0", "1: f32 outputs also for 16-bit parts"},
+       {"lse", "gauss", "", words({"gauss", "far"})},
+       {"dtype", "f32", "", kFloats},
+       {"wide", "0", "1: f32 outputs also for 16-bit parts", kFlag},
        {"seed", "1", "of the data"}},
       [](const Problem& p) -> std::unique_ptr<Case> {
         return std::make_unique<MergeAttentionCase>(p);

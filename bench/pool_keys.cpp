@@ -1,15 +1,26 @@
 // Problems of pool_keys.
 #include "winnow/pool_keys.h"
 
+#include <algorithm>
 #include <limits>
 
+#include "bench/operation_case.h"
 #include "bench/operations.h"
-#include "bench/placement.h"
 #include "bench/pooling.h"
 #include "winnow/pools.h"
 
 namespace winnow::bench {
 namespace {
+
+constexpr int kOverlapping = 70;  // awkward pools at random places
+
+// How many pools bases_of gives.
+std::int64_t pool_count(const std::string& kind, std::int64_t keys, std::int64_t pool_size) {
+  if (kind == "grid") return keys / pool_size;
+  if (kind == "awkward") return 8 + kOverlapping;
+  const std::int64_t first = keys / 2, second = keys / 8;
+  return first / pool_size + second / pool_size + (keys - first - second) / pool_size;
+}
 
 // First tokens of pools, by the word of "pools": see the parameter.
 std::vector<std::int32_t> bases_of(const std::string& kind, std::int64_t keys,
@@ -20,8 +31,7 @@ std::vector<std::int32_t> bases_of(const std::string& kind, std::int64_t keys,
     const std::vector cuts{0, last / 2, last / 2, last / 2 + last / 8, last};
     return pool_layout(packed_spans(cuts), pool_size).bases;
   }
-  WINNOW_CHECK("problem", kind == "awkward", "pools must be grid, packed or awkward, got \"{}\"",
-               kind);
+  WINNOW_CHECK("problem", kind == "awkward", "pools have no kind \"{}\"", kind);
   const auto size = static_cast<std::int32_t>(pool_size);
   std::vector<std::int32_t> bases = {last - size,
                                      0,
@@ -31,27 +41,26 @@ std::vector<std::int32_t> bases_of(const std::string& kind, std::int64_t keys,
                                      -size,
                                      std::numeric_limits<std::int32_t>::max(),
                                      std::numeric_limits<std::int32_t>::min()};
-  for (int n = 0; n < 70; ++n)
+  for (int n = 0; n < kOverlapping; ++n)
     bases.push_back(
         static_cast<std::int32_t>(random.below(keys + 1)));  // overlapping, in any order
   return bases;
 }
 
-class PoolKeysCase : public Case {
+class PoolKeysCase : public OperationCase<pool_keys, pool_keys_workspace_bytes> {
  public:
   explicit PoolKeysCase(const Problem& p)
       : random_(static_cast<std::uint64_t>(p.number("seed"))), data_(p, p.number("keys"), random_) {
-    const std::vector<std::int32_t> bases =
-        bases_of(p.word("pools"), p.number("keys"), p.positive("pool_size"), random_);
-    bases_ = Guarded(DType::kI32, {static_cast<std::int64_t>(bases.size())});
-    std::copy(bases.begin(), bases.end(), bases_.view().as<std::int32_t>());
+    const std::string& pools = p.word("pools");
+    const std::int64_t keys = p.number("keys"), pool_size = p.number("pool_size");
+    bases_ = Guarded(DType::kI32, {pool_count(pools, keys, pool_size)});
+    if (!ShapesOnly::on())
+      std::ranges::copy(bases_of(pools, keys, pool_size, random_),
+                        bases_.view().as<std::int32_t>());
     pooled_ = Guarded(p.dtype(), {bases_.view().shape[0], p.number("index_dim")});
     args_ = {data_.key, data_.gate, data_.ape, bases_, pool_rounding(p), pooled_};
   }
 
-  Explanation explain() const override { return winnow::explain(placed(args_)); }
-  std::int64_t workspace_bytes() const override { return pool_keys_workspace_bytes(placed(args_)); }
-  void run(Workspace workspace) override { pool_keys(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return {pooled_}; }
 
   std::vector<Comparison> compare() override {
@@ -91,7 +100,6 @@ class PoolKeysCase : public Case {
   Random random_;
   PoolData data_;
   Guarded bases_, pooled_;
-  PoolKeysArgs args_;
 };
 
 }  // namespace
@@ -100,15 +108,15 @@ Operation pool_keys_operation() {
   return {
       "pool_keys",
       "one index key for every pool of tokens",
-      {{"keys", "4096", "tokens"},
+      {{"keys", "4096", "tokens", kInt32},
        {"index_dim", "128", "channels of a key"},
-       {"pool_size", "4", "tokens of a pool"},
-       {"pools", "grid",
-        "grid (one sequence), packed (four sequences, one of them empty) or awkward (any order, "
-        "overlapping, absent)"},
-       {"rounding", "once", "once, or key: weights and products too"},
-       {"data", "gauss", "gauss, flat, sharp or special (NaN, inf)"},
-       {"dtype", "f32", "f64, f32, bf16 or f16"},
+       {"pool_size", "4", "tokens of a pool", {1, kInt32.most}},
+       {"pools", "grid", "",
+        words({"grid (one sequence)", "packed (four sequences, one of them empty)",
+               "awkward (any order, overlapping, absent)"})},
+       {"rounding", "once", "", words({"once", "key (weights and products too)"})},
+       {"data", "gauss", "", words({"gauss", "flat", "sharp", "special (NaN, inf)"})},
+       {"dtype", "f32", "", kFloats},
        {"seed", "1", "of the data"}},
       [](const Problem& p) -> std::unique_ptr<Case> { return std::make_unique<PoolKeysCase>(p); },
       {"pool_keys keys=515 index_dim=128",

@@ -5,15 +5,15 @@
 
 #include "bench/bounds.h"
 #include "bench/data.h"
+#include "bench/operation_case.h"
 #include "bench/operations.h"
-#include "bench/placement.h"
 #include "bench/quantised.h"
 #include "ref/implementations.h"
 
 namespace winnow::bench {
 namespace {
 
-class QuantiseCase : public Case {
+class QuantiseCase : public OperationCase<quantise, quantise_workspace_bytes> {
  public:
   explicit QuantiseCase(const Problem& p) {
     const std::int64_t rows = p.number("rows"), heads = p.number("heads"), dim = p.number("dim"),
@@ -26,13 +26,10 @@ class QuantiseCase : public Case {
     want_scale_ = Guarded(scale, {rows, heads, groups});
     Random random(static_cast<std::uint64_t>(p.number("seed")));
     fill_gauss(input_, random, 3);
-    if (p.flag("edges")) fill_edges(input_, random);
+    if (p.flag("edges") && !ShapesOnly::on()) fill_edges(input_, random);
     args_ = {input_, p.flag("power_of_two"), p.flag("floor") ? 1e-4 : 0, data_, scale_};
   }
 
-  Explanation explain() const override { return winnow::explain(placed(args_)); }
-  std::int64_t workspace_bytes() const override { return quantise_workspace_bytes(placed(args_)); }
-  void run(Workspace workspace) override { quantise(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return {data_, scale_}; }
 
   std::vector<Comparison> compare() override {
@@ -65,7 +62,6 @@ class QuantiseCase : public Case {
   }
 
   Guarded input_, data_, scale_, want_data_, want_scale_;
-  QuantiseArgs args_;
 };
 
 }  // namespace
@@ -78,11 +74,12 @@ Operation quantise_operation() {
        {"heads", "1", "heads of a row"},
        {"dim", "128", "channels"},
        {"groups", "1", "scales of a head; divides dim"},
-       {"dtype", "f32", "of the input: f32, bf16 or f16"},
-       {"scale", "f32", "dtype of the scales: f32 or e8m0"},
-       {"power_of_two", "0", "1: scales are powers of two, rounded up"},
-       {"floor", "0", "1: amax is at least 1e-4"},
-       {"edges", "0", "1: powers of two times 448, their neighbours, zeros, NaN, infinities"},
+       {"dtype", "f32", "of the input", words({"f32", "bf16", "f16"})},
+       {"scale", "f32", "dtype of the scales", words({"f32", "e8m0"})},
+       {"power_of_two", "0", "1: scales are powers of two, rounded up", kFlag},
+       {"floor", "0", "1: amax is at least 1e-4", kFlag},
+       {"edges", "0", "1: powers of two times 448, their neighbours, zeros, NaN, infinities",
+        kFlag},
        {"seed", "1", "of the data"}},
       [](const Problem& p) -> std::unique_ptr<Case> { return std::make_unique<QuantiseCase>(p); },
       {"quantise rows=70 heads=2", "quantise rows=9 dim=100 groups=4 dtype=bf16",

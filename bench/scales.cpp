@@ -11,6 +11,7 @@ namespace {
 
 // Around 2^-4: bytes from 119 to 126, and now and then one of the special ones.
 void fill_scales(const Tensor& t, bool specials, Random& random) {
+  if (t.data == nullptr) return;
   constexpr std::uint8_t kSpecial[] = {0, 127, 130, 255};
   for (std::int64_t i = 0; i < t.elements(); ++i) {
     E8M0 byte{static_cast<std::uint8_t>(119 + random.below(8))};

@@ -9,8 +9,8 @@
 #include "base/row_range.h"
 #include "bench/bounds.h"
 #include "bench/data.h"
+#include "bench/operation_case.h"
 #include "bench/operations.h"
-#include "bench/placement.h"
 #include "bench/selection.h"
 #include "ref/implementations.h"
 
@@ -41,7 +41,7 @@ double score(const std::string& kind, std::int64_t i, Random& random) {
   return std::bit_cast<float>(static_cast<std::uint32_t>(random.bits()));
 }
 
-class SelectTopkCase : public Case {
+class SelectTopkCase : public OperationCase<select_topk, select_topk_workspace_bytes> {
  public:
   explicit SelectTopkCase(const Problem& p)
       : rows_(p.number("rows")), width_(p.number("width")), topk_(p.number("topk")) {
@@ -54,8 +54,8 @@ class SelectTopkCase : public Case {
     starts_ = Guarded(DType::kI32, {rows_});
     ends_ = Guarded(DType::kI32, {rows_});
     const std::string kind = p.word("data");
-    parallel_for(rows_, [&](std::int64_t i, int) {
-      Random of_row(static_cast<std::uint64_t>(seed + 1000003 * i));
+    parallel_for(ShapesOnly::on() ? 0 : rows_, [&](std::int64_t i, int) {
+      Random of_row(seed + 1000003 * static_cast<std::uint64_t>(i));
       for (std::int64_t t = 0; t < width_; ++t) {
         store_double(scores_.view().data, scores_.view().dtype, (i * width_ + t) * step,
                      score(kind, t, of_row));
@@ -73,11 +73,6 @@ class SelectTopkCase : public Case {
     args_.keep_last = static_cast<std::int32_t>(p.number("keep_last"));
   }
 
-  Explanation explain() const override { return winnow::explain(placed(args_)); }
-  std::int64_t workspace_bytes() const override {
-    return select_topk_workspace_bytes(placed(args_));
-  }
-  void run(Workspace workspace) override { select_topk(placed(args_), workspace); }
   std::vector<std::pair<std::string, std::int64_t>> counts() const override {
     return {{"repairs", last_selection_statistics().repairs}};
   }
@@ -110,7 +105,6 @@ class SelectTopkCase : public Case {
   std::int64_t rows_, width_, topk_;
   Guarded scores_, starts_, ends_;
   SelectionOutput output_, truth_;
-  SelectTopkArgs args_;
 };
 
 std::vector<std::string> check_problems() {
@@ -156,19 +150,20 @@ Operation select_topk_operation() {
       "the k best keys of every row, by given scores",
       {{"rows", "16", "query rows"},
        {"width", "32768", "columns of the score matrix"},
-       {"keys", "-1", "keys of the key space, for the ranges; -1: width"},
+       {"keys", "-1", "keys of the key space, for the ranges; -1: width", kDefaulted},
        {"topk", "2048", "keys to select"},
-       {"dtype", "f32", "f64, f32, bf16 or f16"},
-       {"range", "full", "full, causal, packed or awkward"},
-       {"data", "gauss",
-        "gauss, ties, zeros (a plateau), equal, ascending, descending, special (NaN, inf, "
-        "denormals), invalid (NaN and -inf only), few (1 % valid), near (one f16 bucket), low "
-        "(below -1e5), hidden (from samples) or bits (random)"},
-       {"scores", "1", "0: topk_scores is left out"},
-       {"keep_minus_inf", "0", "1: scores of -inf are candidates, the lowest"},
-       {"keep_first", "0", "first keys of a row that are always selected"},
-       {"keep_last", "0", "last keys of a row that are always selected"},
-       {"step", "1", "distance of neighbouring columns"},
+       {"dtype", "f32", "", kFloats},
+       {"range", "full", "", kRanges},
+       {"data", "gauss", "",
+        words({"gauss", "ties", "zeros (a plateau)", "equal", "ascending", "descending",
+               "special (NaN, inf, denormals)", "invalid (NaN and -inf only)", "few (1 % valid)",
+               "near (one f16 bucket)", "low (below -1e5)", "hidden (from samples)",
+               "bits (random)"})},
+       {"scores", "1", "0: topk_scores is left out", kFlag},
+       {"keep_minus_inf", "0", "1: scores of -inf are candidates, the lowest", kFlag},
+       {"keep_first", "0", "first keys of a row that are always selected", kInt32},
+       {"keep_last", "0", "last keys of a row that are always selected", kInt32},
+       {"step", "1", "distance of neighbouring columns", kPositive},
        {"seed", "1", "of the data"}},
       [](const Problem& p) -> std::unique_ptr<Case> { return std::make_unique<SelectTopkCase>(p); },
       check_problems(),

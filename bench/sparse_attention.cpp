@@ -5,14 +5,15 @@
 
 #include "bench/attention.h"
 #include "bench/bounds.h"
+#include "bench/operation_case.h"
 #include "bench/operations.h"
-#include "bench/placement.h"
 #include "ref/reader.h"
 
 namespace winnow::bench {
 namespace {
 
-class SparseAttentionCase : public Case {
+class SparseAttentionCase
+    : public OperationCase<sparse_attention, sparse_attention_workspace_bytes> {
  public:
   explicit SparseAttentionCase(const Problem& p) : in_(p, p.number("page")) {
     output_ = Guarded(p.flag("wide") ? in_.wide() : in_.dtype, {in_.rows, in_.heads, in_.dim_v});
@@ -29,11 +30,6 @@ class SparseAttentionCase : public Case {
              lse_};
   }
 
-  Explanation explain() const override { return winnow::explain(placed(args_)); }
-  std::int64_t workspace_bytes() const override {
-    return sparse_attention_workspace_bytes(placed(args_));
-  }
-  void run(Workspace workspace) override { sparse_attention(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override { return {output_, lse_}; }
 
   // Bounds. Let w_s = exp(z_s - m), m the largest logit, p_s = w_s / sum w. A common factor of all
@@ -101,7 +97,6 @@ class SparseAttentionCase : public Case {
  private:
   AttentionInputs in_;
   Guarded output_, lse_;
-  SparseAttentionArgs args_;
 };
 
 }  // namespace

@@ -7,8 +7,8 @@
 #include "bench/attention.h"
 #include "bench/bounds.h"
 #include "bench/data.h"
+#include "bench/operation_case.h"
 #include "bench/operations.h"
-#include "bench/placement.h"
 #include "ref/reader.h"
 #include "winnow/sparse_attention.h"
 
@@ -29,7 +29,8 @@ struct Bounded {
   }
 };
 
-class SparseAttentionBackwardCase : public Case {
+class SparseAttentionBackwardCase
+    : public OperationCase<sparse_attention_backward, sparse_attention_backward_workspace_bytes> {
  public:
   explicit SparseAttentionBackwardCase(const Problem& p) : in_(p) {
     const DType wide = in_.wide(), out = p.flag("wide") ? wide : in_.dtype;
@@ -41,7 +42,7 @@ class SparseAttentionBackwardCase : public Case {
     if (!in_.shared_value) d_value_ = Guarded(wide, {in_.keys, in_.kv_heads, in_.dim_v});
     Random random(static_cast<std::uint64_t>(p.number("seed")) + 100);
     fill_gauss(d_output_, random);
-    fill_forward();
+    if (!ShapesOnly::on()) fill_forward();
     args_ = {in_.query,
              in_.key.data(),
              in_.value_or_nothing(),
@@ -58,11 +59,6 @@ class SparseAttentionBackwardCase : public Case {
              in_.shared_value ? Tensor{} : d_value_.view()};
   }
 
-  Explanation explain() const override { return winnow::explain(placed(args_)); }
-  std::int64_t workspace_bytes() const override {
-    return sparse_attention_backward_workspace_bytes(placed(args_));
-  }
-  void run(Workspace workspace) override { sparse_attention_backward(placed(args_), workspace); }
   std::vector<Tensor> outputs() const override {
     if (in_.shared_value) return {d_query_, d_key_};
     return {d_query_, d_key_, d_value_};
@@ -191,7 +187,6 @@ class SparseAttentionBackwardCase : public Case {
 
   AttentionInputs in_;
   Guarded output_, lse_, d_output_, d_query_, d_key_, d_value_;
-  SparseAttentionBackwardArgs args_;
 };
 
 }  // namespace

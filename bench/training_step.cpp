@@ -25,15 +25,12 @@ constexpr char kName[] = "training_step";
 
 AttentionMode mode_of(const std::string& word) {
   if (word == "dense") return AttentionMode::kDense;
-  if (word == "warmup") return AttentionMode::kWarmup;
-  WINNOW_CHECK("problem", word == "sparse", "attention must be dense, warmup or sparse, got \"{}\"",
-               word);
-  return AttentionMode::kSparse;
+  return word == "warmup" ? AttentionMode::kWarmup : AttentionMode::kSparse;
 }
 
 model::ModelConfig config_of(const Problem& p) {
   model::ModelConfig c;
-  c.layers = p.number("layers");
+  c.layers = p.number("layers");  // the rules on all sizes are the model's
   c.intermediate_size = p.number("intermediate");
   c.norm_epsilon = 1e-6;
   attention::AttentionConfig& a = c.attention;
@@ -54,14 +51,13 @@ model::ModelConfig config_of(const Problem& p) {
   a.indexer.rope_dim = a.qk_rope_head_dim;
   a.indexer.rope_pairing = nn::RopePairing::kHalfSplit;
   a.indexer.k_norm_epsilon = 1e-6;
+  model::validate(c);
   return c;
 }
 
 // Random bytes; every row has a target.
 model::Batch batch_of(const Problem& p, std::int64_t vocab) {
   const std::int64_t sequences = p.number("sequences"), context = p.number("context");
-  WINNOW_CHECK("problem", sequences >= 1 && context >= 1,
-               "sequences and context must be at least 1, got {} and {}", sequences, context);
   Random random(static_cast<std::uint64_t>(p.number("seed")) + 100);
   model::Batch batch;
   batch.ranges = batched_ranges(sequences, context);
@@ -178,10 +174,15 @@ class TrainingStepCase : public Case {
       : mode_(mode_of(p.word("attention"))),
         dtype_(p.dtype()),
         seed_(static_cast<std::uint64_t>(p.number("seed"))),
+        rows_(p.number("sequences") * p.number("context")),
         config_(config_of(p)),
-        batch_(batch_of(p, config_.vocab_size)),
-        model_(std::make_unique<Transformer>(config_, dtype_, seed_)),
         losses_(DType::kF64, {1 + config_.layers}) {
+    WINNOW_CHECK("problem", rows_ <= kInt32.most, "a step must have at most {} tokens, got {}",
+                 kInt32.most, rows_);
+    if (ShapesOnly::on()) return;
+    check_machine_holds(2 * model::parameter_count(config_) * dtype_bytes(dtype_));
+    batch_ = batch_of(p, config_.vocab_size);
+    model_ = std::make_unique<Transformer>(config_, dtype_, seed_);
     // Matrices that keep the size of what passes through them, so that every part matters.
     for (const auto& parameter : model_->parameters().all()) {
       const Tensor& weight = parameter->value;
@@ -196,7 +197,22 @@ class TrainingStepCase : public Case {
     const char* name = common_name([this](const char* operation) { return choice(operation); });
     return {kName, {{name, detail::refuse_by_user(kName, name)}}};
   }
-  std::int64_t workspace_bytes() const override {  // the model keeps its own memory
+  bool keeps_own_memory() const override { return true; }  // activations, and scratch of all inside
+  // Parameters, tokens, targets and positions; gradients and losses.
+  TensorBytes tensor_bytes() const override {
+    const std::int64_t size = dtype_bytes(dtype_);
+    const std::int64_t parameters =
+        model_ != nullptr ? model_->parameters().elements() : model::parameter_count(config_);
+    return {parameters * size + rows_ * 3 * dtype_bytes(DType::kI32),
+            parameters * size + losses_.view().elements() * dtype_bytes(DType::kF64)};
+  }
+  std::vector<std::pair<std::string, std::string>> parts() const override {
+    std::vector<std::pair<std::string, std::string>> all;
+    for (const char* operation : operations_inside(mode_))
+      all.emplace_back(operation, choice(operation));
+    return all;
+  }
+  std::int64_t workspace_bytes() const override {
     const Verdict verdict = explain().verdicts.front();
     if (!verdict.refusal.empty()) {
       fail(Status::kUnsupported, kName, "its operations run by {}; {}", verdict.implementation,
@@ -254,7 +270,7 @@ class TrainingStepCase : public Case {
   }
 
   Cost cost() const override { return step_cost(config_, mode_, batch_.ranges, dtype_); }
-  std::int64_t tokens() const override { return batch_.ranges.rows(); }
+  std::int64_t tokens() const override { return rows_; }
 
  private:
   using Transformer = model::Transformer;
@@ -276,7 +292,7 @@ class TrainingStepCase : public Case {
     for (const char* isa : {"avx512", "avx2", "portable"}) {
       std::string name = fmt::format("cpu.{}", isa);
       if (dtype_ == DType::kF32 && refuse_instruction_set(isa).empty() &&
-          detail::refuse_by_user(operation, name).empty()) {
+          detail::user_allows(operation, name)) {
         return name;
       }
     }
@@ -352,6 +368,7 @@ class TrainingStepCase : public Case {
   AttentionMode mode_;
   DType dtype_;
   std::uint64_t seed_;
+  std::int64_t rows_;
   model::ModelConfig config_;
   model::Batch batch_;
   std::unique_ptr<Transformer> model_;
@@ -365,7 +382,7 @@ Operation training_step_operation() {
   return {
       kName,
       "forward, losses and backward of a model; the optimiser is not in it",
-      {{"attention", "sparse", "dense, warmup or sparse: what the layers attend to"},
+      {{"attention", "sparse", "what the layers attend to", words({"dense", "warmup", "sparse"})},
        {"layers", "4", "layers"},
        {"hidden", "144", "channels of the residual stream"},
        {"heads", "4", "attention heads"},
@@ -378,9 +395,9 @@ Operation training_step_operation() {
        {"index_heads", "16", "indexer heads"},
        {"index_dim", "32", "channels of an indexer head"},
        {"topk", "128", "keys that the indexer selects"},
-       {"sequences", "2", "sequences of the step"},
-       {"context", "1024", "tokens of a sequence"},
-       {"dtype", "f32", "f64 or f32"},
+       {"sequences", "2", "sequences of the step", kPositive},
+       {"context", "1024", "tokens of a sequence", kPositive},
+       {"dtype", "f32", "", words({"f64", "f32"})},
        {"seed", "1", "of weights and tokens"}},
       [](const Problem& p) -> std::unique_ptr<Case> {
         return std::make_unique<TrainingStepCase>(p);

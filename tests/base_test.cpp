@@ -316,26 +316,55 @@ TEST(Problems, MistakesAreNamedWithTheNearestValidName) {
             "[problem] every word after the operation must read name=value, got \"rows\"");
   EXPECT_EQ(parse("index_scores rows="),
             "[problem] every word after the operation must read name=value, got \"rows=\"");
-  EXPECT_EQ(message_of([] { Problem::parse("index_scores rows=3x").number("rows"); }),
-            "[problem] rows must be a whole number, got \"3x\"");
-  EXPECT_EQ(message_of([] { Problem::parse("index_scores rows=99999999999").number("rows"); }),
-            "[problem] rows must be at most 2^31, got 99999999999");
-  EXPECT_EQ(message_of([] { Problem::parse("index_scores dtype=f8").dtype(); }),
-            "[problem] dtype must be f64, f32, bf16, f16, e4m3 or e8m0, got \"f8\"");
+  EXPECT_EQ(parse("index_scores rows=3x"),
+            "[problem] rows must be a whole number from 0 to 2147483648, got \"3x\"");
+  EXPECT_EQ(parse("index_scores rows=99999999999"),
+            "[problem] rows must be a whole number from 0 to 2147483648, got \"99999999999\"");
+  EXPECT_EQ(parse("index_scores specials=7"),
+            "[problem] specials must be a whole number from 0 to 1, got \"7\"");
+  EXPECT_EQ(parse("select_topk step=0"),
+            "[problem] step must be a whole number from 1 to 2147483648, got \"0\"");
+  EXPECT_EQ(parse("index_scores dtype=f8"),
+            "[problem] dtype must be f64, f32, bf16, f16, e4m3 or mxfp8, got \"f8\"");
+  EXPECT_EQ(parse("sparse_attention dtype=e4m3"),
+            "[problem] dtype must be f64, f32, bf16 or f16, got \"e4m3\"");
+  EXPECT_EQ(parse("select_topk data=zeroes"),
+            "[problem] data must be gauss, ties, zeros, equal, ascending, descending, special, "
+            "invalid, few, near, low, hidden or bits, got \"zeroes\"");
+}
+
+// Where no name is near, all are named.
+TEST(Problems, AWordFarFromAllNamesIsAnsweredWithAll) {
+  EXPECT_EQ(message_of([] { Problem::parse("dequantise format=x"); }),
+            "[problem] dequantise has no parameter \"format\"; there are rows, heads, dim, groups, "
+            "scale and seed");
+  EXPECT_EQ(name_hint("flibble", {"matmul", "pool_keys"}), "there are matmul and pool_keys");
+  EXPECT_EQ(name_hint("matmull", {"matmul", "pool_keys"}), "did you mean \"matmul\"?");
+  EXPECT_EQ(name_hint("x", {}), "");
 }
 
 TEST(Problems, SizesThatNoMemoryHoldsAreRefused) {
   auto check = [](const char* text) { return message_of([&] { bench::check_problem(text); }); };
-  EXPECT_EQ(check("index_scores rows=-3"), "[problem] sizes must not be negative, got -3");
-  EXPECT_EQ(check("index_scores rows=2000000000 index_heads=2000000000"),
-            "[problem] a tensor must have at most 2^44 elements, got more");
+  EXPECT_EQ(check("index_scores rows=-3"),
+            "[problem] rows must be a whole number from 0 to 2147483648, got \"-3\"");
+  EXPECT_EQ(
+      check("index_scores rows=2000000000 index_heads=2000000000"),
+      "[problem] a tensor must have at most 2^56 elements, got 2000000000, 2000000000 by 128");
+  EXPECT_EQ(check("index_scores rows=0 index_heads=2000000000 index_dim=2000000000"),
+            "[problem] a tensor must have at most 2^56 elements, got 0, 2000000000 by 2000000000")
+      << "an axis of none hides no size";
 }
 
 TEST(Problems, WordsOfACommandLineBecomeProblems) {
   using Texts = std::vector<std::string>;
   EXPECT_EQ(bench::split_problems({"a x=1 y=2", "b"}), (Texts{"a x=1 y=2", "b"}));
   EXPECT_EQ(bench::split_problems({"a", "x=1", "y=2", "b", "z=3"}), (Texts{"a x=1 y=2", "b z=3"}));
-  EXPECT_EQ(bench::split_problems({" "}), Texts{});
+  EXPECT_EQ(bench::split_problems({"index_topk rows", "keys=2", "rows=3"}),
+            (Texts{"index_topk rows keys=2 rows=3"}))
+      << "a value that was forgotten begins no problem";
+  EXPECT_EQ(bench::split_problems({}), Texts{});
+  EXPECT_EQ(message_of([] { bench::split_problems({" "}); }),
+            "[problem] a problem must begin with an operation, got \" \"");
 }
 
 }  // namespace

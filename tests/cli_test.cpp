@@ -81,12 +81,39 @@ TEST(Cli, MistakesNameTheNearestValidWord) {
   expect_failure(winnow("info", "WINNOW_PIN=nonsense"), 1, "WINNOW_PIN must read");
   expect_failure(winnow("info", "WINNOW_PIN=index_scores="), 1, "WINNOW_PIN must read");
   expect_failure(winnow("info", "WINNOW_CPU=mmx"), 1, "WINNOW_CPU must be");
-  expect_failure(winnow("info", "WINNOW_NUM_THREADS=none"), 1, "WINNOW_NUM_THREADS must be");
+  for (const char* command : {"info", "why matmul", "check matmul", "bench matmul"})
+    expect_failure(winnow(command, "WINNOW_NUM_THREADS=none"), 1, "WINNOW_NUM_THREADS must be");
+  expect_failure(winnow("info", "WINNOW_FORBID=nonsense"), 1, "WINNOW_FORBID must read");
+  expect_failure(winnow("why", "WINNOW_FORBID=index_scor=reference"), 2, "WINNOW_FORBID");
+  expect_failure(winnow("why \"sparse_attention rows\""), 2, "must read name=value, got \"rows\"");
+  expect_failure(winnow("why matmul flibble"), 2,
+                 "no operation \"flibble\"; there are index_scores,");
+  expect_failure(winnow("why \"\""), 2, "must begin with an operation");
+  expect_failure(winnow("check \"\""), 2, "must begin with an operation");
+}
+
+// A name that no list has would pin or forbid nothing, silently.
+TEST(Cli, UnknownImplementationsAreNamedWithThoseThatExist) {
+  for (const char* command : {"why index_scores", "check index_scores", "info"}) {
+    expect_failure(
+        winnow(command, "WINNOW_PIN=index_scores=abacus"), 2,
+        "WINNOW_PIN: index_scores has no implementation \"abacus\" in this build; there are ");
+    expect_failure(winnow(command, "WINNOW_FORBID='*=abacus'"), 2,
+                   "WINNOW_FORBID: no operation has an implementation \"abacus\"");
+  }
 }
 
 TEST(Cli, MoreThanMemoryIsAnErrorAndNoCrash) {
-  expect_failure(winnow("check index_scores rows=2000000000 index_heads=16"), 1, "memory");
-  expect_failure(winnow("check index_scores rows=-1"), 2, "must not be negative");
+  const Outcome check = winnow("check index_scores rows=2000000000 index_heads=16");
+  EXPECT_EQ(check.status, 1);
+  EXPECT_TRUE(has(check.out, "do not fit into memory; use smaller sizes"));
+  EXPECT_TRUE(has(lines_of(check.out).back(), "0 passed, "));
+  expect_failure(winnow("bench --json index_scores rows=2000000000 index_heads=16"), 1,
+                 "this does not fit into memory; use smaller sizes in the problem");
+  expect_failure(winnow("check index_scores rows=-1"), 2, "rows must be a whole number from 0");
+  expect_failure(winnow("check select_topk step=0"), 2, "step must be a whole number from 1");
+  expect_failure(winnow("check append_pools context=-1"), 2, "context must be");
+  expect_failure(winnow("check tile_scales tokens=-1"), 2, "tokens must be");
 }
 
 TEST(Cli, InfoIsOneJsonObject) {
@@ -117,9 +144,52 @@ TEST(Cli, WhyNamesWhoRunsAndWhyOthersRefuse) {
   const Outcome pinned = winnow("why index_scores", "WINNOW_PIN=index_scores=reference");
   EXPECT_TRUE(has(pinned.out, "WINNOW_PIN allows only reference"));
   EXPECT_TRUE(has(pinned.out, "cpu.portable      refuses: index_scores is pinned to reference"));
-  const Outcome nobody = winnow("why index_scores", "WINNOW_PIN=index_scores=abacus");
+  const Outcome nobody =
+      winnow("why index_scores dtype=f64", "WINNOW_PIN=index_scores=cpu.portable");
   EXPECT_EQ(nobody.status, 1);
-  EXPECT_TRUE(has(nobody.out, "reference         refuses: index_scores is pinned to abacus"));
+  EXPECT_TRUE(has(nobody.out, "reference         refuses: index_scores is pinned to cpu.portable"));
+  const Outcome forbidden =
+      winnow("why index_scores", "WINNOW_FORBID='*=cpu.portable,index_scores=reference'");
+  EXPECT_TRUE(has(forbidden.out, "cpu.portable      refuses: it is forbidden for all operations"));
+  EXPECT_TRUE(has(forbidden.out, "reference         refuses: it is forbidden for index_scores"));
+}
+
+TEST(Cli, WhySaysWhatACallCostsInMemory) {
+  const Outcome o = winnow("why --threads 3 index_topk rows=2 keys=70000 index_heads=1 index_dim=2",
+                           "WINNOW_CPU=portable");
+  EXPECT_EQ(o.status, 0) << o.err;
+  const std::int64_t inputs = 4 * (2 * 2 + 70000 * 2 + 2 + 2 + 2), outputs = 4 * (2 * 64 * 2 + 2);
+  EXPECT_TRUE(has(o.out, fmt::format("  inputs            547 KiB ({} bytes)\n", inputs))) << o.out;
+  EXPECT_TRUE(has(o.out, fmt::format("  outputs           1.0 KiB ({} bytes)\n", outputs)))
+      << o.out;
+  EXPECT_TRUE(has(o.out, "  threads           3\n")) << o.out;
+  EXPECT_TRUE(has(o.out, "cpu.portable      runs; workspace ")) << o.out;
+  EXPECT_TRUE(has(o.out, "reference         accepts, but stands after cpu.portable; workspace "))
+      << o.out;
+  const Outcome budget = winnow("why index_topk rows=2 keys=70000 budget=1000000");
+  EXPECT_TRUE(has(budget.out, "  budget            977 KiB (1000000 bytes)")) << budget.out;
+  const Outcome little = winnow("why index_topk rows=2 keys=70000 budget=100");
+  EXPECT_EQ(little.status, 1);
+  EXPECT_TRUE(has(little.out, "workspace_budget must be at least ")) << little.out;
+  const Outcome step = winnow("why training_step", "WINNOW_CPU=portable");
+  EXPECT_TRUE(has(step.out, "cpu.portable      runs; its memory is not counted")) << step.out;
+  EXPECT_TRUE(has(step.out, "  inside: index_topk                cpu.portable")) << step.out;
+}
+
+// Within 200 MB of address space, of which the program itself takes most.
+TEST(Cli, WhyAnswersAtAnySize) {
+#if defined(__SANITIZE_ADDRESS__)
+  GTEST_SKIP() << "the sanitizer reserves more";
+#endif
+  for (const char* problem :
+       {"index_topk rows=16384 keys=1048576 dtype=bf16", "index_scores rows=16384 keys=1048576",
+        "dense_index_loss rows=65536 keys=65536 dtype=bf16",
+        "sparse_attention rows=100000000 keys=2000000000"}) {
+    const int status = std::system(
+        fmt::format("ulimit -v 200000; {} why \"{}\" >/dev/null 2>&1", WINNOW_PROGRAM, problem)
+            .c_str());
+    EXPECT_EQ(WEXITSTATUS(status), 0) << problem;
+  }
 }
 
 TEST(Cli, CheckEndsInACount) {
@@ -138,13 +208,43 @@ TEST(Cli, CheckEndsInACount) {
 }
 
 TEST(Cli, CheckWithNothingToCheckFails) {
-  const Outcome o = winnow("check index_scores rows=3", "WINNOW_PIN=index_scores=abacus");
+  const Outcome o =
+      winnow("check index_scores rows=3 dtype=f64", "WINNOW_PIN=index_scores=cpu.portable");
   EXPECT_EQ(o.status, 1);
   EXPECT_EQ(lines_of(o.out).back(), "0 passed, 0 failed");
-  const std::string problem = "index_scores rows=1 keys=4 index_heads=1 index_dim=4";
-  const Outcome missing = winnow(fmt::format("check {} --golden /no/such/place", problem));
-  EXPECT_EQ(missing.status, 1);
-  EXPECT_TRUE(has(missing.err, "/no/such/place"));
+  const std::filesystem::path empty =
+      std::filesystem::path(testing::TempDir()) / fmt::format("winnow_empty_{}", getpid());
+  std::filesystem::create_directories(empty);
+  // Before anything runs: all operations would take their time.
+  for (const std::string& place : {std::string("/no/such/place"), empty.string()}) {
+    const Outcome missing = winnow("check --golden " + place);
+    EXPECT_EQ(missing.status, 1);
+    EXPECT_EQ(missing.out, "0 passed, 0 failed\n");
+    EXPECT_TRUE(has(missing.err, place)) << missing.err;
+  }
+  std::filesystem::remove_all(empty);
+}
+
+// One stream for both: what was printed before the error stands before it.
+TEST(Cli, TheErrorComesLast) {
+  const std::string path = fmt::format("{}/winnow_both_{}", testing::TempDir(), getpid());
+  std::system(
+      fmt::format("{} check --golden /no/such/place >{} 2>&1", WINNOW_PROGRAM, path).c_str());
+  const std::vector<std::string> lines = lines_of(read_all(path));
+  std::filesystem::remove(path);
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_EQ(lines[0], "0 passed, 0 failed");
+  EXPECT_EQ(lines[1].rfind("winnow: [golden]", 0), 0u);
+}
+
+TEST(Cli, FilesWithoutAnEndAreRefusedByName) {
+  const std::string base = fmt::format("{}/winnow_pipe_{}", testing::TempDir(), getpid());
+  ASSERT_EQ(std::system(fmt::format("mkfifo {}", base).c_str()), 0);
+  expect_failure(winnow("train " + base), 1, base + ": it is a pipe, a file is needed; write what");
+  expect_failure(winnow("train /dev/zero"), 1,
+                 "/dev/zero: it is a device, a file is needed; write");
+  expect_failure(winnow("train " + testing::TempDir()), 1, "it is a folder, a file is needed");
+  std::filesystem::remove(base);
 }
 
 TEST(Cli, CheckComparesGoldenVectors) {
@@ -202,6 +302,15 @@ TEST(Cli, BenchWritesJsonLines) {
   }
   EXPECT_GE(implementations.size(), 2u);
   EXPECT_EQ(implementations.back(), "reference");
+}
+
+TEST(Cli, BenchGivesNoNumberForMemoryThatNobodyCounts) {
+  const Outcome o = winnow(
+      "bench --json --threads 1 --repeat 1 training_step layers=1 hidden=16 heads=2 "
+      "intermediate=16 "
+      "context=16 topk=4");
+  EXPECT_EQ(o.status, 0) << o.err;
+  EXPECT_TRUE(nlohmann::json::parse(o.out).at("workspace_bytes").is_null());
 }
 
 TEST(Cli, BenchPrintsTheMachineFirst) {

@@ -45,7 +45,7 @@ class Golden : public testing::Test {
 
   std::set<std::string> failing_operations() const {
     std::set<std::string> operations;
-    for (const GoldenResult& g : check_golden(folder).results) {
+    for (const GoldenResult& g : check_golden(find_golden(folder)).results) {
       if (!g.result.failure.empty()) operations.insert(g.operation);
     }
     return operations;
@@ -53,7 +53,7 @@ class Golden : public testing::Test {
 };
 
 TEST_F(Golden, EveryOperationMatches) {
-  const GoldenReport report = check_golden(kGolden);
+  const GoldenReport report = check_golden(find_golden(kGolden));
   std::set<std::string> operations;
   for (const GoldenResult& g : report.results) {
     EXPECT_EQ(g.result.failure, "")
@@ -116,7 +116,7 @@ TEST_F(Golden, AScoreOutsideTheRangeIsSeen) {
 TEST_F(Golden, ACutFileIsAFailureThatNamesIt) {
   fs::copy_file(kGolden / "ops/packed.safetensors", folder / "ops/packed.safetensors");
   fs::resize_file(folder / "ops/packed.safetensors", 4000);
-  const GoldenReport report = check_golden(folder);
+  const GoldenReport report = check_golden(find_golden(folder));
   ASSERT_EQ(report.results.size(), 1u);
   EXPECT_NE(report.results[0].result.failure, "");
   EXPECT_EQ(report.results[0].result.problem, "ops/packed.safetensors");
@@ -168,7 +168,7 @@ TEST_F(Golden, AWrongTailIsSeen) {
 
 TEST_F(Golden, ADamagedPoolFileIsAFailureThatNamesIt) {
   const auto only_failure = [&] {
-    const GoldenReport report = check_golden(folder);
+    const GoldenReport report = check_golden(find_golden(folder));
     EXPECT_EQ(report.results.size(), 1u);
     EXPECT_EQ(report.results[0].result.problem, "kpool/tail.safetensors");
     return report.results[0].result.failure;
@@ -186,15 +186,15 @@ TEST_F(Golden, WhatThisVersionDoesNotCoverIsNamed) {
   fs::create_directories(folder / "models/tiny");
   std::ofstream(folder / "models/tiny/expected.safetensors") << "unread";
   std::ofstream(folder / "layouts.json") << "{}";
-  const GoldenReport report = check_golden(folder);
+  const GoldenReport report = check_golden(find_golden(folder));
   ASSERT_EQ(report.skipped.size(), 2u);
   EXPECT_EQ(report.skipped[0].rfind("models/tiny/expected.safetensors: ", 0), 0u);
   EXPECT_EQ(report.skipped[1].rfind("layouts.json: ", 0), 0u);
 }
 
 TEST_F(Golden, NothingToCompareIsAnError) {
-  EXPECT_THROW(check_golden(folder), Error);  // an empty ops/
-  EXPECT_THROW(check_golden(folder / "missing"), Error);
+  EXPECT_THROW(check_golden(find_golden(folder)), Error);  // an empty ops/
+  EXPECT_THROW(check_golden(find_golden(folder / "missing")), Error);
 }
 
 }  // namespace

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include "base/run_first.h"
+#include "bench/allocations.h"
 #include "bench/case.h"
+#include "bench/guarded.h"
 #include "winnow/log.h"
 
 namespace winnow {
@@ -93,8 +95,7 @@ TEST_F(Implementations, APinIsNeverPassedOver) {
 TEST_F(Implementations, APinToNobodyIsAnError) {
   pin_implementation(kName, "faster");
   EXPECT_EQ(refusals(16),
-            "[polish] no implementation accepts this call; fast: polish is pinned to faster; "
-            "plain: polish is pinned to faster");
+            "[polish] it is pinned to faster, which this build does not have; it has fast, plain");
 }
 
 TEST_F(Implementations, ForbiddenUntilAllowed) {
@@ -150,6 +151,69 @@ TEST_F(Implementations, APinOfAScopeGivesTheUsersPinBack) {
     EXPECT_EQ(run(16), "fast");
   }
   EXPECT_EQ(run(16), "plain");
+}
+
+TEST_F(Implementations, APinAndAProhibitionCostNoAllocation) {
+  pin_implementation(kName, "plain");
+  forbid_implementation("*", "an implementation with a long name");
+  const std::int64_t before = bench::allocations();
+  char memory[64];
+  run_first(kName, list, Device{}, Args{16}, {memory, sizeof memory});
+  EXPECT_EQ(bench::allocations() - before, 0);
+  allow_implementation("*", "an implementation with a long name");
+}
+
+TEST_F(Implementations, WhatIsInForceCanBeAsked) {
+  forbid_implementation(kName, "fast");
+  const auto forbidden = forbidden_implementations();
+  EXPECT_EQ(forbidden, (std::vector<std::pair<std::string, std::string>>{{kName, "fast"}}));
+}
+
+// Contract 17: a call that has shapes and no data is answered as the same call with data, by every
+// operation, for every problem of the shared lists.
+TEST_F(Implementations, EveryProblemIsAnsweredBeforeMemoryExists) {
+  for (const bench::Operation& operation : bench::operations()) {
+    for (const std::string& text : operation.check_problems) {
+      const bench::Problem problem = bench::Problem::parse(text);
+      const auto shapes = bench::make_shapes(problem), memory = bench::make_case(problem);
+      for (const Tensor& t : memory->outputs()) EXPECT_NE(t.data, nullptr) << text;
+      if (shapes->parts().empty()) {  // a model is not there at all
+        for (const Tensor& t : shapes->outputs()) EXPECT_EQ(t.data, nullptr) << text;
+      }
+      const Explanation without = shapes->explain(), with = memory->explain();
+      ASSERT_EQ(without.verdicts.size(), with.verdicts.size()) << text;
+      for (std::size_t n = 0; n < with.verdicts.size(); ++n) {
+        const std::string& name = with.verdicts[n].implementation;
+        EXPECT_EQ(without.verdicts[n].implementation, name) << text;
+        EXPECT_EQ(without.verdicts[n].refusal, with.verdicts[n].refusal) << text << ": " << name;
+        if (!with.verdicts[n].refusal.empty()) continue;
+        const bench::PinGuard pin(operation.name, name);
+        EXPECT_EQ(shapes->workspace_bytes(), memory->workspace_bytes()) << text << ": " << name;
+      }
+      EXPECT_EQ(shapes->tensor_bytes().inputs, memory->tensor_bytes().inputs) << text;
+      EXPECT_EQ(shapes->tensor_bytes().outputs, memory->tensor_bytes().outputs) << text;
+    }
+  }
+}
+
+// Contract 18: who ran is who was chosen, whoever is pinned, on every operation.
+TEST_F(Implementations, TheLastIsTheOneThatTheExplanationChose) {
+  for (const bench::Operation& operation : bench::operations()) {
+    const auto c = bench::make_case(bench::Problem::parse(operation.check_problems.at(0)));
+    auto run = [&](const std::string& chosen) {
+      const bench::Guarded workspace(DType::kU8, {c->workspace_bytes()});
+      c->run({workspace.view().data, workspace.view().elements()});
+      EXPECT_EQ(last_implementation(operation.name), chosen);
+    };
+    const Explanation all = c->explain();
+    run(all.chosen());
+    for (const Verdict& v : all.verdicts) {
+      if (!v.refusal.empty() || !c->parts().empty()) continue;
+      const bench::PinGuard pin(operation.name, v.implementation);
+      EXPECT_EQ(c->explain().chosen(), v.implementation);
+      run(v.implementation);
+    }
+  }
 }
 
 // Every operation's list ends in the reference, and the reference accepts f64. A training step has

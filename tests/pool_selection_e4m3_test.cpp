@@ -1,4 +1,5 @@
-// Pool selection in E4M3: query and pooled keys rotated and quantised, against their numbers in double.
+// Pool selection in E4M3: query and pooled keys rotated and quantised, against their numbers in
+// double.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -4,16 +4,14 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 #include <numeric>
 #include <set>
 #include <vector>
 
 #include "base/array.h"
+#include "bench/allocations.h"
 #include "bench/case.h"
 #include "tests/each.h"
 #include "tests/pool_tokens.h"
@@ -24,21 +22,6 @@
 #include "winnow/pool_keys.h"
 #include "winnow/pools.h"
 #include "winnow/select_topk.h"
-
-namespace {
-std::atomic<bool> watching{false};
-std::atomic<int> allocations{0};
-}  // namespace
-
-void* operator new(std::size_t bytes) {
-  if (watching) ++allocations;
-  void* p = std::malloc(bytes > 0 ? bytes : 1);
-  if (p == nullptr) throw std::bad_alloc();
-  return p;
-}
-// Out of line: GCC 12 would take its free for a mismatch with the new above.
-__attribute__((noinline)) void operator delete(void* p) noexcept { std::free(p); }
-__attribute__((noinline)) void operator delete(void* p, std::size_t) noexcept { std::free(p); }
 
 namespace winnow::testing {
 namespace {
@@ -459,11 +442,9 @@ TEST(PoolSelection, AllThreeOperationsAllocateNothing) {
     expand_pools(expand, {});
   };
   all();  // threads start, once
-  allocations = 0;
-  watching = true;
+  const std::int64_t before = bench::allocations();
   all();
-  watching = false;
-  EXPECT_EQ(allocations, 0);
+  EXPECT_EQ(bench::allocations() - before, 0);
 }
 
 // 12 tokens, and one key of an early chunk that the last query points at; all others are

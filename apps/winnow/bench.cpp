@@ -9,6 +9,7 @@
 #include "apps/winnow/commands.h"
 #include "base/array.h"
 #include "base/check.h"
+#include "base/text.h"
 #include "bench/case.h"
 #include "bench/placement.h"
 #include "ops/machine_speed.h"
@@ -92,13 +93,6 @@ Timing time_case(Case& c, int repeat) {
   return {ms[ms.size() / 2], ms.front(), static_cast<int>(ms.size())};
 }
 
-std::string size_text(double bytes) {
-  const char* units[] = {"B", "KiB", "MiB", "GiB"};
-  int unit = 0;
-  for (; bytes >= 1024 && unit < 3; ++unit) bytes /= 1024;
-  return fmt::format("{:.{}f} {}", bytes, unit > 0 && bytes < 10 ? 1 : 0, units[unit]);
-}
-
 constexpr std::size_t kProblemWidth = 62;  // a longer problem gets a line of its own
 
 void print_machine(const MachineSpeed& machine, Device device) {
@@ -125,6 +119,7 @@ void report(const Options& options, const MachineSpeed& machine, const std::stri
   const double gflops = cost.flops / timing.median_ms / 1e6;
   const double gbytes = cost.bytes / timing.median_ms / 1e6;
   const double share = floor_ms / timing.median_ms;
+  const bool own_memory = c.keeps_own_memory() && c.workspace_bytes() == 0;  // nobody counted it
   const double tokens_per_second = 1e3 * static_cast<double>(c.tokens()) / timing.median_ms;
   if (!options.json) {
     std::string label = text;
@@ -136,7 +131,7 @@ void report(const Options& options, const MachineSpeed& machine, const std::stri
     }
     fmt::print("{:<{}} {:<14}{:>10.3f}{:>9.1f}{:>8.1f}{:>6.0f}%{:>11}\n", label, kProblemWidth,
                implementation, timing.median_ms, gflops, gbytes, 100 * share,
-               size_text(static_cast<double>(c.workspace_bytes())));
+               own_memory ? "-" : size_text(static_cast<double>(c.workspace_bytes())));
   } else {
     nlohmann::ordered_json line = {
         {"operation", problem.operation()},
@@ -153,7 +148,8 @@ void report(const Options& options, const MachineSpeed& machine, const std::stri
         {"gbytes_per_second", gbytes},
         {"floor_ms", floor_ms},
         {"floor_share", share},
-        {"workspace_bytes", c.workspace_bytes()},
+        {"workspace_bytes", own_memory ? nlohmann::ordered_json(nullptr)
+                                       : nlohmann::ordered_json(c.workspace_bytes())},
         {"machine",
          {{"instruction_set", machine.instruction_set},
           {"gflops", machine.flops / 1e9},
@@ -171,7 +167,7 @@ void bench_problem(const Options& options, const MachineSpeed& machine, const st
                    bool named) {
   const auto placement = bench::place(options.device);
   const Problem problem = Problem::parse(text);
-  const std::unique_ptr<Case> c = bench::find_operation(problem.operation()).make(problem);
+  const std::unique_ptr<Case> c = bench::make_case(problem);
   const Explanation explanation = c->explain();
   const std::string chosen = explanation.chosen();
   if (chosen.empty() && named) c->workspace_bytes();  // throws with every refusal
@@ -182,6 +178,7 @@ void bench_problem(const Options& options, const MachineSpeed& machine, const st
     const bool insisted = named && v.implementation == chosen;
     if (v.implementation == "reference" && reference_seconds > kReferenceLimitSeconds &&
         !insisted) {
+      std::fflush(stdout);
       fmt::print(stderr,
                  "winnow: left out, about {:.0f} s: WINNOW_PIN={}=reference winnow bench "
                  "\"{}\"\n",
@@ -197,8 +194,7 @@ void bench_problem(const Options& options, const MachineSpeed& machine, const st
 void run(const Options& options) {
   std::vector<std::string> problems = bench::split_problems(options.words);
   for (const std::string& text : problems) {  // a mistake ends the run before it takes time
-    const Problem problem = Problem::parse(text);
-    bench::find_operation(problem.operation()).make(problem);
+    bench::make_shapes(Problem::parse(text));
   }
   const bool named = !problems.empty();
   std::vector<const bench::Operation*> operations;

@@ -4,6 +4,8 @@
 
 #include <fmt/format.h>
 
+#include <optional>
+
 #include "apps/winnow/commands.h"
 #include "apps/winnow/golden.h"
 #include "bench/case.h"
@@ -91,13 +93,18 @@ std::string device_flag(Device device) {
   return device.kind == Device::Kind::kCpu ? "" : " --device " + device_text(device);
 }
 
-void check_problems(const std::vector<std::string>& words, Device device, Report* report) {
+// Throws for a mistake, before anything is run.
+std::vector<std::string> problems_of(const std::vector<std::string>& words) {
   std::vector<std::string> problems = bench::split_problems(words);
-  for (const std::string& text : problems) bench::Problem::parse(text);  // before anything is run
+  for (const std::string& text : problems) bench::Problem::parse(text);
   if (problems.empty()) {
     for (const bench::Operation& o : bench::operations())
       problems.insert(problems.end(), o.check_problems.begin(), o.check_problems.end());
   }
+  return problems;
+}
+
+void check_problems(const std::vector<std::string>& problems, Device device, Report* report) {
   for (const std::string& text : problems) {
     const std::string operation = bench::Problem::parse(text).operation();
     for (const bench::CheckResult& result : bench::check_problem(text, device))
@@ -108,8 +115,9 @@ void check_problems(const std::vector<std::string>& words, Device device, Report
 }
 
 // Returns how much of the directory was skipped.
-std::size_t check_golden_directory(const std::string& directory, Report* report) {
-  const GoldenReport golden = check_golden(directory);
+std::size_t check_golden_directory(const GoldenDirectory& files, Report* report) {
+  const std::string directory = files.path.string();
+  const GoldenReport golden = check_golden(files);
   for (const GoldenResult& g : golden.results)
     report->add(g.operation, g.result, "winnow check --golden " + directory);
   if (!golden.results.empty()) report->print_table("Golden vectors of " + directory, "files");
@@ -119,10 +127,18 @@ std::size_t check_golden_directory(const std::string& directory, Report* report)
 }
 
 void run(const Options& options) {
+  const std::vector<std::string> problems = problems_of(options.words);
   Report report;
-  check_problems(options.words, options.device, &report);
-  const std::size_t skipped =
-      options.golden.empty() ? 0 : check_golden_directory(options.golden, &report);
+  std::size_t skipped = 0;
+  try {
+    std::optional<GoldenDirectory> golden;  // looked at before anything takes time
+    if (!options.golden.empty()) golden = find_golden(options.golden);
+    check_problems(problems, options.device, &report);
+    if (golden) skipped = check_golden_directory(*golden, &report);
+  } catch (...) {
+    report.print_end(0);  // the count ends the report whatever happened
+    throw;
+  }
   if (!report.print_end(skipped)) throw Exit{1};
 }
 
@@ -146,7 +162,7 @@ void add_check(CLI::App& app) {
       R"(Every implementation that accepts a problem runs it with 1 and with 17 threads (the bits must
 agree), into poisoned outputs between guard pages, and is compared with the double-precision
 reference. "worst error / bound" is the largest difference over the bound that is derived for
-that element: up to 1 is well. Selections, and memory that must not be written, must be equal.
+that element: up to 1 is well. Selections, and memory that must not be written, must be equal. No operation may allocate.
 
 Examples:
   winnow check

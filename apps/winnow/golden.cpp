@@ -21,10 +21,10 @@ std::vector<fs::path> tensor_files(const fs::path& folder) {
   return files;
 }
 
-// Every file of a folder; one that cannot be read is a failure that names it.
-void check_files(const fs::path& directory, const char* folder,
+// One that cannot be read is a failure that names it.
+void check_files(const fs::path& directory, const std::vector<fs::path>& files,
                  std::vector<GoldenResult> (*check)(const fs::path&), GoldenReport* report) {
-  for (const fs::path& path : tensor_files(directory / folder)) {
+  for (const fs::path& path : files) {
     const std::string name = fs::relative(path, directory).string();
     try {
       for (GoldenResult& result : check(path)) {
@@ -39,28 +39,34 @@ void check_files(const fs::path& directory, const char* folder,
 
 }  // namespace
 
-GoldenReport check_golden(const fs::path& directory) {
+GoldenDirectory find_golden(const fs::path& directory) {
   if (!fs::is_directory(directory)) {
     fail(Status::kIo, "golden", "the directory must exist, got \"{}\"", directory.string());
   }
-  GoldenReport report;
-  check_files(directory, "ops", check_golden_ops, &report);
-  check_files(directory, "kpool", check_golden_kpool, &report);
+  GoldenDirectory found{
+      directory, tensor_files(directory / "ops"), tensor_files(directory / "kpool"), {}};
   for (const fs::path& path : tensor_files(directory / "models")) {
     if (path.filename() == "expected.safetensors") {
-      report.skipped.push_back(fs::relative(path, directory).string() +
-                               ": this version does not read Hugging Face checkpoints");
+      found.skipped.push_back(fs::relative(path, directory).string() +
+                              ": this version does not read Hugging Face checkpoints");
     }
   }
   if (fs::exists(directory / "layouts.json")) {
-    report.skipped.emplace_back("layouts.json: this version has no context parallelism");
+    found.skipped.emplace_back("layouts.json: this version has no context parallelism");
   }
-  if (report.results.empty() && report.skipped.empty()) {
+  if (found.ops.empty() && found.kpool.empty() && found.skipped.empty()) {
     fail(Status::kInvalidArgument, "golden",
          "the directory must hold ops/*.safetensors, kpool/, models/ or layouts.json, got none of "
          "them in \"{}\"",
          directory.string());
   }
+  return found;
+}
+
+GoldenReport check_golden(const GoldenDirectory& directory) {
+  GoldenReport report{{}, directory.skipped};
+  check_files(directory.path, directory.ops, check_golden_ops, &report);
+  check_files(directory.path, directory.kpool, check_golden_kpool, &report);
   return report;
 }
 

@@ -20,8 +20,18 @@ struct GoldenReport {
   std::vector<std::string> skipped;  // what is there and not compared, with the reason
 };
 
-// Throws if the directory holds nothing of the kind. A file that cannot be read is a failed result.
-GoldenReport check_golden(const std::filesystem::path& directory);
+// What a directory holds of the kind.
+struct GoldenDirectory {
+  std::filesystem::path path;
+  std::vector<std::filesystem::path> ops, kpool;
+  std::vector<std::string> skipped;
+};
+
+// Throws if it does not exist or holds nothing of the kind.
+GoldenDirectory find_golden(const std::filesystem::path& directory);
+
+// A file that cannot be read is a failed result.
+GoldenReport check_golden(const GoldenDirectory& directory);
 
 // One file of ops/: every operation by every implementation that accepts it, in f32; and all of it
 // by the reference in f64.

@@ -2,12 +2,14 @@
 // line on standard error. Exit status: 0 well, 1 failed, 2 wrong use, 130 interrupted.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <exception>
 #include <new>
 
 #include "apps/winnow/commands.h"
+#include "base/run_first.h"
 #include "base/text.h"
 #include "bench/case.h"
 #include "winnow/error.h"
@@ -62,6 +64,8 @@ Environment:
   WINNOW_CPU=portable|avx2|avx512|amx  limits the instruction sets
   WINNOW_PIN=OPERATION=IMPLEMENTATION,...
                                 only this implementation may run the operation
+  WINNOW_FORBID=OPERATION=IMPLEMENTATION,...
+                                this one may not; the operation * is any
   WINNOW_LOG=1                  says once for each reason why a faster implementation did not run
 
 Exit status: 0 well, 1 failed (one line on standard error says why), 2 wrong use.
@@ -92,32 +96,86 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
   if (rest.empty()) return error.what();
   const std::string& word = rest.front();
   if (word.starts_with('-')) {
-    return fmt::format("there is no option {}; did you mean {}?", word.substr(0, word.find('=')),
-                       nearest_name(word, option_names(app)));
+    const std::string name = word.substr(0, word.find('='));
+    return fmt::format("there is no option {}; did you mean {}?", name,
+                       nearest_name(name, option_names(app)));
   }
   if (app.get_subcommands().empty()) {
-    return fmt::format("there is no command \"{}\"; did you mean \"{}\"?", word,
-                       nearest_name(word, subcommand_names(app)));
+    return fmt::format("there is no command \"{}\"; {}", word,
+                       name_hint(word, subcommand_names(app)));
   }
   return fmt::format("\"{}\" was not expected here", word);
+}
+
+// After all that was printed before.
+void print_error(const std::string& message) {
+  std::fflush(stdout);
+  fmt::print(stderr, "winnow: {}\n", message);
 }
 
 int fail_usage(const CLI::App& app, const std::string& message) {
   std::string help = "winnow";
   for (const CLI::App* command : app.get_subcommands()) help += " " + command->get_name();
-  fmt::print(stderr, "winnow: {} ({} --help explains)\n", message, help);
+  print_error(fmt::format("{} ({} --help explains)", message, help));
   return 2;
 }
 
-// A pin of an operation that does not exist would do nothing, silently.
-void check_pins() {
-  for (const auto& [operation, implementation] : pinned_implementations()) {
-    try {
-      bench::find_operation(operation);
-    } catch (const Error& e) {
-      throw UsageError(fmt::format("WINNOW_PIN: {}", e.what()));
+// The implementations that an operation has in this build; none for a training step, which has no
+// list.
+std::vector<std::string> implementation_names(const bench::Operation& operation) {
+  std::vector<std::string> names;
+  const auto shapes = bench::make_shapes(bench::Problem::parse(operation.name));
+  if (!shapes->parts().empty()) return names;
+  for (const Verdict& v : shapes->explain().verdicts) names.push_back(v.implementation);
+  return names;
+}
+
+// A name that nobody has would pin or forbid nothing, or everything, silently.
+void check_name(const char* variable, const std::string& operation, const std::string& name) {
+  std::vector<std::string> names;
+  for (const bench::Operation& candidate : bench::operations()) {
+    if (operation != "*" && operation != candidate.name) continue;
+    const std::vector<std::string> more = implementation_names(candidate);
+    if (more.empty() && operation != "*") return;
+    for (const std::string& n : more) {
+      if (std::find(names.begin(), names.end(), n) == names.end()) names.push_back(n);
     }
   }
+  if (std::find(names.begin(), names.end(), name) != names.end()) return;
+  throw UsageError(fmt::format("{}: {} implementation \"{}\" in this build; there are {}", variable,
+                               operation == "*" ? "no operation has an" : operation + " has no",
+                               name, choice_text(names, " and ")));
+}
+
+// What the environment says, before a command begins to answer.
+void check_environment() {
+  num_threads();
+  auto check = [](const char* variable, const std::string& operation, const std::string& name) {
+    try {
+      if (operation != "*") bench::find_operation(operation);
+    } catch (const Error& e) {
+      throw UsageError(fmt::format("{}: {}", variable, e.what()));
+    }
+    check_name(variable, operation, name);
+  };
+  for (const auto& [operation, name] : pinned_implementations())
+    check("WINNOW_PIN", operation, name);
+  for (const auto& [operation, name] : forbidden_implementations())
+    check("WINNOW_FORBID", operation, name);
+}
+
+// What can be made smaller where memory ends, by command.
+const char* memory_advice(const CLI::App& app) {
+  for (const CLI::App* command : app.get_subcommands()) {
+    const std::string& name = command->get_name();
+    if (name == "check" || name == "bench" || name == "why")
+      return "use smaller sizes in the problem; winnow why PROBLEM says what it takes";
+    if (name == "train")
+      return "lower data.micro_batch_sequences, data.context or the sizes of the model in the "
+             "configuration, or use a smaller text";
+    if (name == "generate") return "lower --max-tokens, or use a smaller model";
+  }
+  return "free some memory and run it again";
 }
 
 int run(int argc, char** argv) {
@@ -137,7 +195,7 @@ int run(int argc, char** argv) {
   add_check(app);
   add_bench(app);
   try {
-    check_pins();
+    check_environment();
     app.parse(argc, argv);
     if (app.get_subcommands().empty()) {
       fmt::print(stderr, "{}", app.help());
@@ -152,6 +210,9 @@ int run(int argc, char** argv) {
   } catch (const Error& e) {  // of the problem grammar
     if (std::string_view(e.what()).rfind("[problem]", 0) != 0) throw;
     return fail_usage(app, e.what());
+  } catch (const std::bad_alloc&) {
+    print_error(fmt::format("this does not fit into memory; {}", memory_advice(app)));
+    return 1;
   }
   return 0;
 }
@@ -166,12 +227,10 @@ int main(int argc, char** argv) {
   } catch (const winnow::app::Exit& e) {
     status = e.status;
   } catch (const winnow::Error& e) {
-    fmt::print(stderr, "winnow: {}\n", e.what());
+    winnow::app::print_error(e.what());
     status = e.status() == winnow::Status::kInterrupted ? 130 : 1;
-  } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "winnow: this does not fit into memory\n");
   } catch (const std::exception& e) {
-    fmt::print(stderr, "winnow: {}\n", e.what());
+    winnow::app::print_error(e.what());
   }
   if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) {
     fmt::print(stderr, "winnow: standard output could not be written\n");

@@ -41,7 +41,7 @@ void allow_implementation(std::string_view operation, std::string_view implement
 std::map<std::string, std::string> pinned_implementations();
 
 // Which implementation ran the last call of `operation` on this thread; "" before the first.
-// The environment can pin too: WINNOW_PIN="index_topk=reference,sparse_attention=cpu.portable".
+// The environment does both: WINNOW_PIN="index_topk=reference", WINNOW_FORBID="a=cpu.amx,*=cpu.avx2".
 std::string last_implementation(std::string_view operation);
 
 }  // namespace winnow

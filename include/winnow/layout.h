@@ -1,6 +1,6 @@
 // Row ranges: which keys a query row sees. A row is the unit of every operation; causal, batched
-// and packed sequences, chunked prefill and decode differ only in `starts` and `ends`. What breaks a
-// rule throws winnow::Error.
+// and packed sequences, chunked prefill and decode differ only in `starts` and `ends`. What breaks
+// a rule throws winnow::Error.
 #pragma once
 
 #include <cstdint>

@@ -10,10 +10,10 @@
 //   index_topk(index_query, pooled_key, weights, seen)       -> pool_indices
 //   expand_pools(pool_indices, pools.bases, rows)            -> topk_indices of sparse_attention
 //
-// What breaks a rule throws winnow::Error. Source: KPool of Megatron Core (dsa_indexer_kpool).
-//
 // Sequences that grow: append_pools in place of pool_keys, into pages at pool_slots; ranges and
 // tokens are positions inside a request then, and expand_pools needs no bases.
+//
+// What breaks a rule throws winnow::Error. Source: KPool of Megatron Core (dsa_indexer_kpool).
 #pragma once
 
 #include <cstdint>

@@ -93,9 +93,11 @@ void check_shape(std::string_view operation, const char* name, const Tensor& t,
 
 void check_dtype(std::string_view operation, const char* name, const Tensor& t,
                  std::initializer_list<DType> allowed) {
-  std::string names;
   for (DType dtype : allowed) {
     if (t.dtype == dtype) return;
+  }
+  std::string names;  // only now: a call allocates nothing
+  for (DType dtype : allowed) {
     names += (names.empty() ? "" : ", ") + std::string(dtype_name(dtype));
   }
   fail(Status::kInvalidArgument, operation, "{} must be of dtype {}, got {}", name, names,

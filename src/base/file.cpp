@@ -34,6 +34,7 @@ std::string system_reason(int error) {
     case EROFS:
       advice = ": choose a folder that you may write to, or change its permissions";
       break;
+    case ENOENT: advice = ": a folder of the path is missing; choose another path"; break;
     case ENOTDIR: advice = ": a part of the path is a file; choose another path"; break;
     case EFBIG: advice = ": raise the limit (ulimit -f) or choose another file system"; break;
     default: break;
@@ -41,15 +42,34 @@ std::string system_reason(int error) {
   return std::generic_category().message(error) + advice;
 }
 
+namespace {
+
+// What lies under a path that is no regular file.
+const char* kind_of(mode_t mode) {
+  if (S_ISDIR(mode)) return "a folder";
+  if (S_ISFIFO(mode)) return "a pipe";
+  if (S_ISCHR(mode) || S_ISBLK(mode)) return "a device";
+  return "a socket";
+}
+
+}  // namespace
+
 FileDescriptor open_for_reading(const std::string& operation, const std::filesystem::path& path) {
-  FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  // Without O_NONBLOCK the opening of a pipe waits for a writer. Regular files do not know it.
+  FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (file.get() < 0) {
     fail(Status::kIo, operation, "cannot read {}: {}", path.string(),
          std::generic_category().message(errno));
   }
   struct stat status {};
-  if (::fstat(file.get(), &status) != 0 || S_ISDIR(status.st_mode)) {
-    fail(Status::kIo, operation, "cannot read {}: it is a folder, a file is needed", path.string());
+  if (::fstat(file.get(), &status) != 0) {
+    fail(Status::kIo, operation, "cannot read {}: {}", path.string(),
+         std::generic_category().message(errno));
+  }
+  if (!S_ISREG(status.st_mode)) {  // it may have no end, or none to wait for
+    fail(Status::kIo, operation, "cannot read {}: it is {}, a file is needed{}", path.string(),
+         kind_of(status.st_mode),
+         S_ISDIR(status.st_mode) ? "" : "; write what it gives into a file and name that");
   }
   return file;
 }

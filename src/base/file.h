@@ -28,7 +28,8 @@ class FileDescriptor {
 // "No space left on device: free some space or choose another output folder", from errno.
 std::string system_reason(int error);
 
-// Throws kIo, naming `operation`, where the path is missing, a folder, or cannot be read.
+// Throws kIo, naming `operation`, where the path is missing, cannot be read or is no regular file: a
+// folder, a pipe, a device.
 FileDescriptor open_for_reading(const std::string& operation, const std::filesystem::path& path);
 std::uint64_t file_size(const std::string& operation, const std::filesystem::path& path, int fd);
 std::string read_file(const std::string& operation, const std::filesystem::path& path);

@@ -7,6 +7,8 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "base/check.h"
 #include "base/device.h"
@@ -17,15 +19,21 @@
 
 namespace winnow {
 
-// What the templates below have in common. It allocates only where a pin or a prohibition is in
-// force.
+// The prohibitions in force, those of WINNOW_FORBID included: operation or "*", implementation.
+std::vector<std::pair<std::string, std::string>> forbidden_implementations();
+
+// What the templates below have in common.
 
 namespace detail {
 // The instruction set of "cpu.avx2" and the like, asked before any of that code runs: even a
 // refusal compiled for AVX-512 may hold its instructions.
 Refusal refuse_by_processor(std::string_view implementation);
-// Refusal by pin, prohibition or environment; "" if there is none.
+// Whether no pin, no prohibition and no environment is against it. Allocates nothing.
+bool user_allows(std::string_view operation, std::string_view implementation);
+// The same as a sentence; "" if it is allowed.
 std::string refuse_by_user(std::string_view operation, std::string_view implementation);
+// The error of a call that nobody accepts: every refusal, or that the pin names nobody.
+[[noreturn]] void fail_without_implementation(const Explanation& refusals);
 void note_run(std::string_view operation, const Explanation* refusals, const char* implementation);
 }  // namespace detail
 
@@ -51,17 +59,13 @@ const Implementation<Args>& first_accepting(const char* operation,
                                             const Implementation<Args>* const (&list)[N],
                                             Device device, const Args& args) {
   for (const Implementation<Args>* candidate : list) {
-    if (detail::refuse_by_user(operation, candidate->name).empty() &&
+    if (detail::user_allows(operation, candidate->name) &&
         refuse_device(candidate->name, device).empty() &&
         detail::refuse_by_processor(candidate->name).empty() && candidate->refuse(args).empty()) {
       return *candidate;
     }
   }
-  std::string reasons;
-  for (const Verdict& v : explain_call(operation, list, device, args).verdicts) {
-    reasons += fmt::format("; {}: {}", v.implementation, v.refusal);
-  }
-  fail(Status::kUnsupported, operation, "no implementation accepts this call{}", reasons);
+  detail::fail_without_implementation(explain_call(operation, list, device, args));
 }
 
 template <class Args, std::size_t N>

@@ -1,5 +1,7 @@
 #include "base/text.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 namespace winnow {
@@ -33,6 +35,31 @@ std::string nearest_name(const std::string& word, const std::vector<std::string>
     }
   }
   return best;
+}
+
+std::string name_hint(const std::string& word, const std::vector<std::string>& names) {
+  if (names.empty()) return "";
+  const std::string nearest = nearest_name(word, names);
+  const std::size_t longer = std::max(word.size(), nearest.size());
+  if (2 * edit_distance(word, nearest) <= longer)
+    return fmt::format("did you mean \"{}\"?", nearest);
+  return "there are " + choice_text(names, " and ");
+}
+
+std::string choice_text(const std::vector<std::string>& words, const char* last) {
+  std::string text;
+  for (std::size_t n = 0; n < words.size(); ++n) {
+    if (n > 0) text += n + 1 == words.size() ? last : ", ";
+    text += words[n];
+  }
+  return text;
+}
+
+std::string size_text(double bytes) {
+  const char* units[] = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  int unit = 0;
+  for (; bytes >= 1024 && unit < 5; ++unit) bytes /= 1024;
+  return fmt::format("{:.{}f} {}", bytes, unit > 0 && bytes < 10 ? 1 : 0, units[unit]);
 }
 
 }  // namespace winnow

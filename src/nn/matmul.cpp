@@ -84,6 +84,13 @@ Explanation explain_matmul(const Tensor& a, const Tensor& b, const Tensor& c, bo
   return explain_call(kName, kList, Device{}, args);
 }
 
+std::int64_t matmul_scratch_bytes(const Tensor& a, const Tensor& b, const Tensor& c,
+                                  bool accumulate) {
+  const MatmulArgs args{a, b, c, accumulate};
+  check(args);
+  return workspace_bytes_of(kName, kList, Device{}, args);
+}
+
 void linear(const Tensor& x, const Tensor& weight, const Tensor& y) {
   check_shape("linear", "weight", weight, {-1, -1}, "[out, in]");
   matmul(as_rows("linear", "x", x), weight.transposed(), as_rows("linear", "y", y));

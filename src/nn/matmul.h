@@ -21,6 +21,10 @@ void matmul(const Tensor& a, const Tensor& b, const Tensor& c, bool accumulate =
 Explanation explain_matmul(const Tensor& a, const Tensor& b, const Tensor& c,
                            bool accumulate = false);
 
+// The scratch memory of this call.
+std::int64_t matmul_scratch_bytes(const Tensor& a, const Tensor& b, const Tensor& c,
+                                  bool accumulate = false);
+
 // y [rows, out] = x [rows, in] . weight [out, in]^T. Leading axes of x and y are rows.
 void linear(const Tensor& x, const Tensor& weight, const Tensor& y);
 

@@ -235,8 +235,11 @@ TrainConfig read_train_config_file(const std::filesystem::path& path) {
     const std::size_t end = std::min(error.byte, text.size());
     const auto begin = text.begin(), stop = begin + static_cast<std::ptrdiff_t>(end);
     const auto line = std::count(begin, stop, '\n') + 1;
-    fail(Status::kInvalidArgument, kOperation, "{} must be JSON, but breaks in line {}",
-         path.string(), line);
+    // "[json.exception...] parse error at line 3, column 5: syntax error while ... - reason"
+    std::string reason = error.what();
+    if (const std::size_t at = reason.find(": "); at != std::string::npos) reason.erase(0, at + 2);
+    fail(Status::kInvalidArgument, kOperation, "{} must be JSON, but breaks in line {}: {}",
+         path.string(), line, reason);
   } catch (const json::exception&) {
     fail(Status::kInvalidArgument, kOperation, "{} must hold numbers that a double can hold",
          path.string());
