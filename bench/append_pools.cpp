@@ -56,7 +56,7 @@ class AppendPoolsCase : public OperationCase<append_pools, append_pools_workspac
   // The rings are inputs as well: after poisoning they get back what they held.
   void run(Workspace workspace) override {
     if (open_key_.view().elements() > 0 && is_poison(open_key_, 0)) restore();
-    append_pools(placed(args_), workspace);
+    append_pools(brought(args_), workspace);
   }
   std::vector<Tensor> outputs() const override { return {pooled_, open_key_, open_gate_}; }
 

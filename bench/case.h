@@ -67,6 +67,7 @@ struct Operation {
 };
 
 const std::vector<Operation>& operations();
+std::vector<std::string> all_check_problems();
 // The benchmarks of an operation at the sizes that GPUs are for.
 std::vector<std::string> gpu_bench_problems(const std::string& operation);
 const Operation& find_operation(const std::string& name);  // throws with the valid names

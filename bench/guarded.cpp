@@ -65,6 +65,12 @@ Guarded::Memory Guarded::memory_of(const void* address) {
   return {const_cast<char*>(it->first) - it->second, it->second};
 }
 
+bool Guarded::lives(const Memory& memory) {
+  const std::scoped_lock lock(alive_mutex);
+  const auto it = alive().find(static_cast<const char*>(memory.data) + memory.bytes);
+  return it != alive().end() && it->second == memory.bytes;
+}
+
 Guarded::Guarded(DType dtype, std::span<const std::int64_t> shape) {
   check_sizes(shape);
   WINNOW_CHECK("problem", shape.size() <= kMaxRank, "a tensor has at most {} axes, got {}",

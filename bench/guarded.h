@@ -42,6 +42,7 @@ class Guarded {
     std::int64_t bytes = 0;
   };
   static Memory memory_of(const void* address);
+  static bool lives(const Memory& memory);  // whether a Guarded has this very memory
 
   const Tensor& view() const { return view_; }
   operator const Tensor&() const { return view_; }  // NOLINT: as base/array.h

@@ -66,7 +66,7 @@ class IndexTopkCase : public OperationCase<index_topk, index_topk_workspace_byte
     pin_implementation("index_scores", last_implementation("index_topk"));
     try {
       run_once(index_scores_workspace_bytes(placed(score_args)),
-               [&](Workspace workspace) { index_scores(placed(score_args), workspace); });
+               [&](Workspace workspace) { index_scores(brought(score_args), workspace); });
     } catch (...) {
       pin_implementation("index_scores", "");
       throw;

@@ -16,7 +16,7 @@ class OperationCase<kRun, kWorkspaceBytes> : public Case {
  public:
   Explanation explain() const override { return winnow::explain(placed(args_)); }
   std::int64_t workspace_bytes() const override { return kWorkspaceBytes(placed(args_)); }
-  void run(Workspace workspace) override { kRun(placed(args_), workspace); }
+  void run(Workspace workspace) override { kRun(brought(args_), workspace); }
 
   TensorBytes tensor_bytes() const override {
     TensorBytes bytes;

@@ -18,4 +18,11 @@ const std::vector<Operation>& operations() {
   return all;
 }
 
+std::vector<std::string> all_check_problems() {
+  std::vector<std::string> all;
+  for (const Operation& operation : operations())
+    all.insert(all.end(), operation.check_problems.begin(), operation.check_problems.end());
+  return all;
+}
+
 }  // namespace winnow::bench

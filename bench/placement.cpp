@@ -49,20 +49,29 @@ Tensor Placement::twin(const Tensor& host) {
   if (host.data == nullptr || host.elements() == 0) return there;
   const Guarded::Memory memory = Guarded::memory_of(host.data);
   Twin& twin = twins_[memory.data];
-  if (twin.memory.empty()) twin = {memory.data, FencedMemory(device_, memory.bytes)};
+  if (twin.memory.bytes() != memory.bytes)
+    twin = {memory.data, FencedMemory(device_, memory.bytes)};
   there.data = static_cast<char*>(twin.memory.data()) +
                (static_cast<char*>(host.data) - static_cast<char*>(memory.data));
   return there;
 }
 
+void Placement::drop_dead_twins() {
+  std::erase_if(twins_, [](const auto& entry) {
+    return !Guarded::lives({entry.second.host, entry.second.memory.bytes()});
+  });
+}
+
 void Placement::upload() {
   if (!uploads_) return;
+  drop_dead_twins();
   for (const auto& [host, twin] : twins_)
     copy_to_device(device_, twin.memory.data(), host, twin.memory.bytes());
 }
 
 void Placement::download() {
   synchronise(device_);
+  drop_dead_twins();
   for (const auto& [host, twin] : twins_) {
     copy_to_host(device_, twin.host, twin.memory.data(), twin.memory.bytes());
     twin.memory.check();

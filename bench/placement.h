@@ -1,6 +1,6 @@
 // Problems on a GPU. Cases are built, poisoned and compared in host memory; while a Placement
-// lives, `placed(args)` gives a call the same tensors on its device, and their memory is copied
-// there and back.
+// lives, `placed(args)` gives a call the same tensors on its device, `brought(args)` what they hold as
+// well, and `download` brings back what the call wrote.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,6 @@ class FencedMemory {
   FencedMemory(Device device, std::int64_t bytes);
   void* data() const;
   std::int64_t bytes() const { return bytes_; }
-  bool empty() const { return memory_.data() == nullptr; }
   void check() const;  // throws where a fence was written
 
  private:
@@ -42,7 +41,8 @@ class Placement {
   Device device() const { return device_; }
   // The tensor where it lies on the device, in the twin of the Guarded memory that holds it.
   Tensor twin(const Tensor& host);
-  // Every twin gets what the host holds, unless uploads are off: a benchmark repeats one call.
+  // Every twin gets what the host holds, unless uploads are off: a benchmark repeats one call. Here
+  // and in `download`, twins of memory that is gone go too.
   void upload();
   void set_uploads(bool on) { uploads_ = on; }
   // The host gets what the device holds, when all is done there. Throws where the device wrote
@@ -54,6 +54,8 @@ class Placement {
     void* host = nullptr;
     FencedMemory memory;
   };
+  void drop_dead_twins();
+
   Device device_;
   bool uploads_ = true;
   std::map<const void*, Twin> twins_;  // by host address
@@ -80,7 +82,14 @@ Args placed(const Args& args) {
   };
   move(ops::inputs_of(there));
   move(ops::outputs_of(there));
-  placement->upload();
+  return there;
+}
+
+// For a run.
+template <class Args>
+Args brought(const Args& args) {
+  const Args there = placed(args);
+  if (Placement* placement = Placement::current()) placement->upload();
   return there;
 }
 

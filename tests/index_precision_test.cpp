@@ -144,6 +144,19 @@ TEST(IndexPrecision, Fp8EqualsItsCodesTimesTheScaleOfTheKey) {
   });
 }
 
+// How far a score may be from the double reference: w q k passes dim + heads + 2 roundings, and one
+// more with a scale of the key.
+double score_bound(const IndexScoresArgs& args, std::int64_t i, std::int64_t j) {
+  const std::int64_t heads = args.index_query.shape[1], dim = args.index_query.shape[2];
+  const ref::ScorerKey key(args, i, j);
+  double magnitude = 0;
+  for (std::int64_t h = 0; h < heads; ++h)
+    for (std::int64_t d = 0; d < dim; ++d)
+      magnitude += std::abs(ref::get(args.index_weights, i, h) * ref::query_number(args, i, h, d) *
+                            key.number(d));
+  return bench::gamma(static_cast<double>(dim + heads + 3)) * magnitude * key.factor();
+}
+
 // C5: every dim and head count, against the double reference and not against itself.
 TEST(IndexPrecision, C5EveryDimAndHeadCountIsRight) {
   for (const std::int64_t dim : {16, 32, 64, 96, 128, 192}) {
@@ -155,20 +168,12 @@ TEST(IndexPrecision, C5EveryDimAndHeadCountIsRight) {
         const Array scores(DType::kF32, {2, 19});
         const Quantised q(in, mxfp8);
         const IndexScoresArgs args = plain ? in.args(scores) : q.args(scores);
-        // w q k passes dim + heads + 2 roundings, and one more with a scale of the key.
-        const double relative = bench::gamma(static_cast<double>(dim + heads + 3));
         for_each_implementation(args, [&](const std::string& name) {
           run(args);
           for (std::int64_t i = 0; i < 2; ++i) {
             for (std::int64_t j = 0; j < 19; ++j) {
-              const ref::ScorerKey key(args, i, j);
-              double magnitude = 0;
-              for (std::int64_t h = 0; h < heads; ++h)
-                for (std::int64_t d = 0; d < dim; ++d)
-                  magnitude += std::abs(ref::get(args.index_weights, i, h) *
-                                        ref::query_number(args, i, h, d) * key.number(d));
               ASSERT_NEAR(at(scores, i * 19 + j), ref::index_score_of(args, i, j),
-                          relative * magnitude * key.factor())
+                          score_bound(args, i, j))
                   << format << " " << name << " dim " << dim << " heads " << heads;
             }
           }
@@ -207,16 +212,8 @@ class EveryShape : public ::testing::TestWithParam<const char*> {
     std::vector<double> truth, bound;
     for (std::int64_t i = 0; i < kRows; ++i) {
       for (std::int64_t j = 0; j < kKeys; ++j) {
-        const ref::ScorerKey key(args, i, j);
-        double magnitude = 0;
-        for (std::int64_t h = 0; h < heads; ++h)
-          for (std::int64_t d = 0; d < dim; ++d)
-            magnitude += std::abs(ref::get(args.index_weights, i, h) *
-                                  ref::query_number(args, i, h, d) * key.number(d));
         truth.push_back(ref::index_score_of(args, i, j));
-        // As in C5: dim + heads + 2 roundings, and one more with a scale of the key.
-        bound.push_back(bench::gamma(static_cast<double>(dim + heads + 3)) * magnitude *
-                        key.factor());
+        bound.push_back(score_bound(args, i, j));
       }
     }
     for_each_implementation(args, [&](const std::string& name) {

@@ -10,7 +10,9 @@ namespace winnow::testing {
 
 using Ids = std::vector<std::int32_t>;
 
-inline Tensor ids_of(const Ids& ids) { return make_tensor(ids.data(), DType::kI32, {std::ssize(ids)}); }
+inline Tensor ids_of(const Ids& ids) {
+  return make_tensor(ids.data(), DType::kI32, {std::ssize(ids)});
+}
 
 inline constexpr std::int64_t kHeads = 4, kDim = 16;
 // Tokens that are rows and keys at once.

@@ -8,14 +8,6 @@
 namespace winnow::bench {
 namespace {
 
-std::vector<std::string> all_problems() {
-  std::vector<std::string> all;
-  for (const Operation& operation : operations()) {
-    all.insert(all.end(), operation.check_problems.begin(), operation.check_problems.end());
-  }
-  return all;
-}
-
 class Problems : public testing::TestWithParam<std::string> {};
 
 TEST_P(Problems, MatchTheReference) {
@@ -25,7 +17,7 @@ TEST_P(Problems, MatchTheReference) {
     EXPECT_EQ(r.failure, "") << r.implementation << ": " << r.problem;
 }
 
-INSTANTIATE_TEST_SUITE_P(Shared, Problems, testing::ValuesIn(all_problems()),
+INSTANTIATE_TEST_SUITE_P(Shared, Problems, testing::ValuesIn(all_check_problems()),
                          [](const auto& test) { return fmt::format("n{}", test.index); });
 
 }  // namespace

@@ -78,15 +78,14 @@ Timing time_case(Case& c, int repeat) {
   Stopwatch watch(c);
   std::vector<double> ms;
   double total = 0;
-  auto once = [&] { return watch.once(); };
-  const double first = once();
+  const double first = watch.once();
   if (first > 1500 && repeat == 0) return {first, first, 1};  // nothing to warm up in a long run
   auto enough = [&] {
     const auto runs = static_cast<int>(ms.size());
     return repeat > 0 ? runs >= repeat : runs >= 3 && (total >= 400 || runs >= 1000);
   };
   while (!enough()) {
-    ms.push_back(once());
+    ms.push_back(watch.once());
     total += ms.back();
   }
   std::sort(ms.begin(), ms.end());

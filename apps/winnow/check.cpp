@@ -97,11 +97,7 @@ std::string device_flag(Device device) {
 std::vector<std::string> problems_of(const std::vector<std::string>& words) {
   std::vector<std::string> problems = bench::split_problems(words);
   for (const std::string& text : problems) bench::Problem::parse(text);
-  if (problems.empty()) {
-    for (const bench::Operation& o : bench::operations())
-      problems.insert(problems.end(), o.check_problems.begin(), o.check_problems.end());
-  }
-  return problems;
+  return problems.empty() ? bench::all_check_problems() : problems;
 }
 
 void check_problems(const std::vector<std::string>& problems, Device device, Report* report) {

@@ -34,14 +34,12 @@ void add_device_option(CLI::App& command, Device* device) {
           "--device",
           [device](const std::string& text) {
             if (text == "cpu") return;
-            int index = 0;
-            const char* rest = text.c_str() + std::min<std::size_t>(5, text.size());
-            const bool good =
-                text == "cuda" || (text.starts_with("cuda:") &&
-                                   std::from_chars(rest, text.c_str() + text.size(), index).ptr ==
-                                       text.c_str() + text.size() &&
-                                   *rest != '\0' && index >= 0);
-            if (!good) throw UsageError("--device must be cpu, cuda or cuda:N, got " + text);
+            int index = text == "cuda" ? 0 : -1;
+            const std::string number = text.starts_with("cuda:") ? text.substr(5) : "";
+            const char* end = number.data() + number.size();
+            const auto [read, error] = std::from_chars(number.data(), end, index);
+            if (index < 0 || read != end)
+              throw UsageError("--device must be cpu, cuda or cuda:N, got " + text);
             *device = {Device::Kind::kCuda, index};
           },
           "where the operations run: cpu, cuda or cuda:N (default: cpu)")
