@@ -13,7 +13,7 @@ constexpr std::int64_t kMostFastK = 4096;
 
 // What a row sees: its first key, and how many columns.
 struct Visible {
-  std::int32_t start;
+  std::int64_t start;
   U32 columns;
 };
 
@@ -45,7 +45,7 @@ struct SelectCall {
   __device__ Visible visible(std::int64_t row) const {
     const std::int64_t start = max(starts[row], 0);
     const std::int64_t end = min(static_cast<std::int64_t>(ends[row]), start + width);
-    return {static_cast<std::int32_t>(start), end > start ? static_cast<U32>(end - start) : 0};
+    return {start, end > start ? static_cast<U32>(end - start) : 0};
   }
   // The columns that compete, between those that are kept.
   __device__ Row<E> competing(std::int64_t row, U32 columns) const {
@@ -67,18 +67,14 @@ inline int map_words(std::int64_t width) {
 }
 
 // Offers chunks [begin, end) of the row, and the ends of it that the block owns.
-template <class E, int T, bool kRing = false>
+template <class E, int T>
 __device__ __forceinline__ void offer_row(Selection sel, const SelectCall<E>& call,
                                           const Row<E>& row, U32 columns, int begin, int end,
                                           int ends, U64 limit) {
   if ((ends & kFront) != 0) offer_kept<E, T>(sel, row, call.k, 0, row.first);
   if ((ends & kBack) != 0) offer_kept<E, T>(sel, row, call.k, row.last, columns);
   offer_ragged<E, T>(sel, row, ends, call.k, limit);
-  if constexpr (kRing) {
-    offer_chunks_ring<E, T>(sel, row, begin, end, call.k, limit);
-  } else {
-    offer_chunks<E, T>(sel, row, begin, end, call.k, limit);
-  }
+  offer_chunks<E, T>(sel, row, begin, end, call.k, limit);
   while (make_room<T>(sel, call.k)) {
   }
 }
@@ -89,32 +85,6 @@ __device__ __forceinline__ void prefetch_row(const Row<E>& row, int begin, int e
   const int c = begin + static_cast<int>(threadIdx.x) * 8;
   if (c < end)
     asm volatile("prefetch.global.L2 [%0];" ::"l"(reinterpret_cast<const uint4*>(row.chunks) + c));
-}
-
-// One row, by a block of its own.
-template <class E, int T, bool kRing = false>
-__device__ __forceinline__ void select_row(const SelectCall<E>& call) {
-  const Selection sel{call.capacity};
-  const std::int64_t i = call.rows - 1 - blockIdx.x;  // causal ranges grow with the row
-  const Visible visible = call.visible(i);
-  if (visible.columns == 0) return call.output.row(i, 0).end(0);
-  const Row<E> row = call.competing(i, visible.columns);
-  prefetch_row(row, row.begin, row.end);
-  begin_selection<T>(sel);
-  Guess guess = sample_row<E, T>(sel, row, call.k, call.lowest);
-  for (;;) {
-    offer_row<E, T, kRing>(sel, call, row, visible.columns, row.begin, row.end, kFront | kBack,
-                           guess.limit);
-    if (sel.shared().count >= call.k || guess.limit == call.lowest) break;
-    guess = {call.lowest, 0};  // the sample misled
-    __syncthreads();
-    if (threadIdx.x == 0) sel.shared().count = 0;
-    __syncthreads();
-  }
-  const bool known = guess.limit != call.lowest && guess.top > guess.limit;
-  finish_selection<T>(sel, call.k, 0, visible.columns, call.words,
-                      call.output.row(i, visible.start), known ? guess.limit : 1,
-                      known ? guess.top : 0);
 }
 
 }  // namespace winnow::cuda

@@ -28,7 +28,27 @@ constexpr std::int64_t kMostSharedBytes = selection_bytes(9216, kMaxMapWords);
 
 template <class E, int T, int kBlocks>
 __global__ void __launch_bounds__(T, kBlocks) select_kernel(SelectCall<E> call) {
-  select_row<E, T>(call);
+  const Selection sel{call.capacity};
+  const std::int64_t i = call.rows - 1 - blockIdx.x;  // causal ranges grow with the row
+  const Visible visible = call.visible(i);
+  const TopkRow out = call.output.row(i, visible.start);
+  if (visible.columns == 0) return out.end(0);
+  const Row<E> row = call.competing(i, visible.columns);
+  prefetch_row(row, row.begin, row.end);
+  begin_selection<T>(sel);
+  Guess guess = sample_row<E, T>(sel, row, call.k, call.lowest);
+  for (;;) {
+    offer_row<E, T>(sel, call, row, visible.columns, row.begin, row.end, kFront | kBack,
+                    guess.limit);
+    if (sel.shared().count >= call.k || guess.limit == call.lowest) break;
+    guess = {call.lowest, 0};  // the sample misled
+    __syncthreads();
+    if (threadIdx.x == 0) sel.shared().count = 0;
+    __syncthreads();
+  }
+  const bool known = guess.limit != call.lowest && guess.top > guess.limit;
+  finish_selection<T>(sel, call.k, 0, visible.columns, call.words, out, known ? guess.limit : 1,
+                      known ? guess.top : 0);
 }
 
 template <class E, int T>

@@ -47,14 +47,14 @@ struct TopkOutput {
     score_row = topk_scores.strides[0];
     score_step = topk_scores.strides[1];
   }
-  __device__ TopkRow row(std::int64_t i, std::int32_t first_id) const {
+  __device__ TopkRow row(std::int64_t i, std::int64_t first_id) const {
     return {ids + i * id_row,
             id_step,
             scores == nullptr ? nullptr : scores + i * score_row,
             score_step,
             lengths + i * length_row,
             topk,
-            first_id};
+            static_cast<std::int32_t>(first_id)};
   }
 };
 

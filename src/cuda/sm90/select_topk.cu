@@ -173,29 +173,12 @@ __global__ void __launch_bounds__(T, 1) select_kernel(SelectCall<E> call) {
   if (block == 0) out.end(members);
 }
 
-constexpr int kManyThreads = 512, kManyCapacity = 4608;
-constexpr std::int64_t kManyRows = 133, kManyWidth = 1 << 16, kManyK = 2048;
-constexpr std::int64_t kManyBytes = std::max(
-    selection_bytes(kManyCapacity, kMaxMapWords),
-    selection_bytes(kManyCapacity, 0) + ring_bytes(kManyThreads));
-
-template <class E>
-__global__ void __launch_bounds__(kManyThreads, 2) select_many_kernel(SelectCall<E> call) {
-  select_row<E, kManyThreads, true>(call);
-}
-template <class E>
-const Kernel kSelectMany{select_many_kernel<E>, kManyBytes};
-
 template <class E, int T>
 const Kernel kSelect{select_kernel<E, T>, selection_bytes(9216, kMaxMapWords), true};
 
 Refusal refuse(const SelectTopkArgs& a) {
   if (a.scores.dtype == DType::kF64) return "f64 is left to CPUs";
   const std::int64_t rows = a.scores.shape[0], width = a.scores.shape[1];
-  if (rows >= kManyRows && width >= kManyWidth && a.scores.strides[1] == 1 &&
-      a.topk_indices.shape[1] <= kManyK) {
-    return {};
-  }
   if (rows > kMostRows) return "more than 16 rows fill a GPU without clusters";
   if (width < kLeastWidth) return "rows of fewer than 32768 columns do not need a cluster";
   if (std::min(a.topk_indices.shape[1], width) > kMostFastK) return "topk must be at most 4096";
@@ -225,17 +208,8 @@ unsigned cluster_of(const SelectTopkArgs& a) {
 void run(const SelectTopkArgs& a, Workspace workspace) {
   const cudaStream_t stream = stream_of(workspace);
   with_element(a.scores.dtype, [&]<class E>(E) {
-    SelectCall<E> call(a);
-    if (call.rows >= kManyRows) {
-      call.capacity = kManyCapacity;
-      call.words = kMaxMapWords;
-      kSelectMany<E>.launch("select_topk",
-                            {.grid = dim3(static_cast<unsigned>(call.rows)),
-                             .block = dim3(kManyThreads),
-                             .shared_bytes = kManyBytes,
-                             .stream = stream},
-                            call);
-    } else if (call.width >= kVeryLong) {
+    const SelectCall<E> call(a);
+    if (call.width >= kVeryLong) {
       launch<E, 1024>(call, cluster_of(a), stream);
     } else {
       launch<E, 512>(call, cluster_of(a), stream);
