@@ -24,8 +24,8 @@ inline double gamma_of(DType inputs, double n) {
   return inputs == DType::kF64 ? gamma(n) * 0x1p-29 : gamma(n);
 }
 
-// The same of sums of products that GPUs form on matrix units where the inputs have 16 bits: products
-// are exact, and additions truncate to 24 bits or more, so that each is off by up to 2 u.
+// The same of sums of products that GPUs form on matrix units where the inputs have 16 bits:
+// products are exact, and additions truncate to 24 bits or more, so that each is off by up to 2 u.
 inline double product_gamma(DType inputs, double n) {
   const bool matrix_units = current_device().kind == Device::Kind::kCuda &&
                             (inputs == DType::kBF16 || inputs == DType::kF16);

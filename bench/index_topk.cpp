@@ -189,6 +189,8 @@ Operation index_topk_operation() {
        "index_topk rows=3 keys=9000 index_heads=2 index_dim=4 topk=600 budget=60000 specials=1",
        "index_topk rows=2 keys=70000 index_heads=1 index_dim=8 topk=65536 specials=1",
        "index_topk rows=3 keys=70000 index_heads=1 index_dim=8 topk=65536 specials=1 page=64",
+       "index_topk rows=21 keys=150 index_heads=32 topk=20 range=packed dtype=e4m3 specials=1",
+       "index_topk rows=21 keys=150 index_heads=32 topk=20 range=awkward dtype=bf16 specials=1",
        "index_topk rows=0 keys=64 index_heads=8 index_dim=16",
        "index_topk rows=3 keys=0 index_heads=8 index_dim=16"},
       {"index_topk rows=16 keys=32768 topk=2048 dtype=bf16",

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "bench/attention.h"
 #include "bench/bounds.h"
 #include "ref/attention.h"
 #include "ref/attention_mass.h"
@@ -32,7 +33,7 @@ Approximate approximate_score(const Tensor& query, const Tensor& key, const Tens
   for (std::int64_t h = 0; h < query.shape[1]; ++h)
     magnitude += std::abs(ref::get(weights, i, h)) * dot_magnitude(query, key, i, h, j);
   return {ref::index_score(query, key, weights, relu, i, j),
-          gamma_of(query.dtype, dim + heads + 2) * magnitude};
+          product_gamma(query.dtype, dim + heads + 2) * magnitude};
 }
 
 Approximate approximate_target(const Tensor& query, const Tensor& key, const Tensor& lse,
@@ -119,11 +120,13 @@ BackwardBounds::BackwardBounds(const Tensor& query, const Tensor& key, const Ten
       d_key_(static_cast<std::size_t>(key.elements())),
       d_weights_(static_cast<std::size_t>(weights.elements())) {}
 
+// On GPUs the gated gradient of a head times its weight is rounded to bf16, with bf16 inputs.
 void BackwardBounds::add(std::int64_t i, std::int64_t j, Approximate g) {
+  const bool rounds = current_device().kind == Device::Kind::kCuda && query_.dtype == DType::kBF16;
   const double most_g = std::abs(g.value) + g.error;
   for (std::int64_t h = 0; h < heads_; ++h) {
     const double u = ref::index_dot(query_, key_, i, h, j), w = std::abs(ref::get(weights_, i, h));
-    const double u_off = gamma_of(query_.dtype, static_cast<double>(dim_) + 1) *
+    const double u_off = product_gamma(query_.dtype, static_cast<double>(dim_) + 1) *
                          dot_magnitude(query_, key_, i, h, j);
     const double active = std::abs(ref::activate(u, relu_));
     d_weights_[static_cast<std::size_t>(i * heads_ + h)].add(most_g * active,
@@ -131,7 +134,9 @@ void BackwardBounds::add(std::int64_t i, std::int64_t j, Approximate g) {
     const bool unsure = relu_ && std::abs(u) <= u_off;
     const bool open = !relu_ || u > 0 || unsure;
     for (std::int64_t d = 0; d < dim_; ++d) {
-      const double off = open ? w * (unsure ? most_g : g.error) : 0, term = open ? w * most_g : 0;
+      const double term = open ? w * most_g : 0;
+      double off = open ? w * (unsure ? most_g : g.error) : 0;
+      if (rounds) off += storage_error(DType::kBF16, term);
       const double k = std::abs(ref::get(key_, j, d)), q = std::abs(ref::get(query_, i, h, d));
       d_query_[static_cast<std::size_t>((i * heads_ + h) * dim_ + d)].add(term * k, off * k, 1);
       d_key_[static_cast<std::size_t>(j * dim_ + d)].add(term * q, off * q, 1);
@@ -141,7 +146,7 @@ void BackwardBounds::add(std::int64_t i, std::int64_t j, Approximate g) {
 
 // A chain of `terms`, 8 lanes or parts more to be added up, and the products of each term.
 double BackwardBounds::bound(const Sum& sum) const {
-  return sum.error + gamma_of(query_.dtype, sum.terms + 8 + 4) * (sum.magnitude + sum.error) +
+  return sum.error + product_gamma(query_.dtype, sum.terms + 8 + 4) * (sum.magnitude + sum.error) +
          kTiny * (sum.terms + 1);
 }
 

@@ -36,12 +36,13 @@ class SparseAttentionCase
   // w cancels, so an error of m does not count. Of w_s counts, relative to itself:
   //   delta_s = error of z_s + u |z_s - m| (rounded differences, over all rescalings together)
   //             + 3u per block for its factor exp(m_old - m_new) and the product with it: blocks
-  //               of 64 on CPUs, where the factors within a span of 512 and its merge into the spans
-  //               before are no more, and of 32 on GPUs
+  //               of 64 on CPUs, where the factors within a span of 512 and its merge into the
+  //               spans before are no more, and of 32 on GPUs
   //             + 2u for exp itself.
   // The sum adds 8 + 3 roundings inside a block and one per block, the product with the value one
   // per slot and block. exp below 2^-149 is lost: at most that, absolutely. Matrix units truncate
-  // (product_gamma) and take weights in the dtype of the inputs: storage_error of w_s, and sum w >= 1.
+  // (product_gamma) and take weights in the dtype of the inputs: storage_error of w_s; sum w is 1 at
+  // least.
   std::vector<Comparison> compare() override {
     Worst outputs("output"), lses("lse");
     const bool gpu = current_device().kind == Device::Kind::kCuda;

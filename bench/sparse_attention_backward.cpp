@@ -73,6 +73,8 @@ class SparseAttentionBackwardCase
   // dz or p: the errors of these times the other factor, and gamma(n + 2) of the magnitudes. A
   // rounding among the subnormals is off by up to tiny = 2^-149, whatever the size: one for each of
   // the two products of dz, the first times the scale, and one per term of a sum.
+  // On GPUs matrix units truncate (product_gamma), and with bf16 p, dz and a d_output in f32 are
+  // rounded to bf16 before they are multiplied.
   std::vector<Comparison> compare() override {
     Worst d_query("d_query"), d_key("d_key"), d_value("d_value");
     const auto key_size = static_cast<std::size_t>(in_.keys * in_.kv_heads);
@@ -80,6 +82,9 @@ class SparseAttentionBackwardCase
     std::vector<Bounded> value_sums(key_size * static_cast<std::size_t>(in_.dim_v));
     const Tensor& value = in_.value_source();
     const double unit = gamma_of(in_.dtype, 1);
+    const bool rounds = current_device().kind == Device::Kind::kCuda && in_.dtype == DType::kBF16;
+    auto rounding = [&](double x) { return rounds ? storage_error(DType::kBF16, std::abs(x)) : 0; };
+    const bool rounds_output = d_output_.view().dtype != in_.dtype;
     for (std::int64_t i = 0; i < in_.rows; ++i) {
       const std::vector<std::int64_t> slots = in_.slots(i);
       const std::size_t count = slots.size();
@@ -94,11 +99,13 @@ class SparseAttentionBackwardCase
           p_error[s] = p[s] * (head.error[s] + unit * (std::abs(head.z[s] - lse) + 2)) + 0x1p-148;
           double magnitude = 0;
           for (std::int64_t c = 0; c < in_.dim_v; ++c) {
-            const double term = ref::get(d_output_, i, h, c) * ref::get(value, slots[s], g, c);
-            dp[s] += term;
-            magnitude += std::abs(term);
+            const double d = ref::get(d_output_, i, h, c), v = ref::get(value, slots[s], g, c);
+            dp[s] += d * v;
+            magnitude += std::abs(d * v);
+            if (rounds_output) dp_error[s] += rounding(d) * std::abs(v);
           }
-          dp_error[s] = gamma_of(in_.dtype, static_cast<double>(in_.dim_v + 1)) * magnitude;
+          dp_error[s] += product_gamma(in_.dtype, static_cast<double>(in_.dim_v + 1)) *
+                         (magnitude + dp_error[s]);
           delta += p[s] * dp[s];
           delta_error +=
               std::abs(dp[s]) *
@@ -108,10 +115,12 @@ class SparseAttentionBackwardCase
         std::vector<Bounded> query_sums(static_cast<std::size_t>(in_.dim_qk));
         for (std::size_t s = 0; s < count; ++s) {
           const double difference = dp[s] - delta, dz = in_.softmax_scale * p[s] * difference;
-          const double dz_error =
+          double dz_error =
               in_.softmax_scale * (std::abs(difference) * (p_error[s] + 3 * unit * p[s]) +
                                    p[s] * (dp_error[s] + delta_error) + kTiny) +
               kTiny;
+          dz_error += rounding(std::abs(dz) + dz_error);
+          const double weight_error = p_error[s] + rounding(p[s] + p_error[s]);
           const std::int64_t row = slots[s] * in_.kv_heads + g;
           for (std::int64_t d = 0; d < in_.dim_qk; ++d) {
             query_sums[static_cast<std::size_t>(d)].add(dz, dz_error,
@@ -123,7 +132,9 @@ class SparseAttentionBackwardCase
             Bounded& sum = in_.shared_value
                                ? key_sums[static_cast<std::size_t>(row * in_.dim_qk + c)]
                                : value_sums[static_cast<std::size_t>(row * in_.dim_v + c)];
-            sum.add(p[s], p_error[s], ref::get(d_output_, i, h, c));
+            const double d = ref::get(d_output_, i, h, c);
+            sum.add(p[s], weight_error, d);
+            if (rounds_output) sum.error += (p[s] + weight_error) * rounding(d);
           }
         }
         for (std::int64_t d = 0; d < in_.dim_qk; ++d) {
@@ -167,8 +178,9 @@ class SparseAttentionBackwardCase
   }
 
   void add(Worst& worst, const Tensor& t, std::int64_t element, const Bounded& sum) const {
-    const double bound =
-        sum.error + gamma_of(in_.dtype, sum.terms + 2) * sum.magnitude + kTiny * sum.terms;
+    const double bound = sum.error +
+                         product_gamma(in_.dtype, sum.terms + 2) * (sum.magnitude + sum.error) +
+                         kTiny * sum.terms;
     worst.add(load_double(t.data, t.dtype, element), sum.truth, bound,
               [&] { return fmt::format("element {}", element); });
   }

@@ -16,7 +16,8 @@
 //   to sum it over tensor-parallel ranks. Tiles come in a fixed order, one at a time, from the
 //   calling thread; the same tile may come twice, unreduced, where t is computed again. They
 //   depend on the shapes, the ranges and the implementation: ranks that agree on these meet in the
-//   same tile. Where a row does not see a key, the tile holds 0.
+//   same tile. Where a row does not see a key, the tile holds 0. On a GPU the tile lies there and
+//   is ready in the order of the call's stream, on which the sum over ranks is to be queued.
 // - An empty row: kl 0, no gradient. So has a row with no score above -inf.
 // - NaN and infinity: as in index_loss.h and index_scores_at_backward.h.
 // - Outputs are overwritten, summed in a fixed order, no atomics: bitwise equal for every thread

@@ -10,11 +10,12 @@
 // - dot_scale multiplies q . k before the ReLU.
 // - FP8: query and key in E4M3 with a scale per key, which multiplies the finished score; the scale
 //   of the query belongs into index_weights. MXFP8: a power of two per 32 channels of both; exact,
-//   so the score is that of the dequantised numbers (which f32 must hold). A NaN in codes or scales
-//   (E8M0 byte 255) makes the key's scores NaN.
+//   so the score is that of the dequantised numbers (which f32 must hold; on GPUs the scales of a
+//   key, and those of a row, must lie within 2^124 of each other besides, or the smallest numbers
+//   lose bits). A NaN in codes or scales (E8M0 byte 255) makes the key's scores NaN.
 // - Products and both sums are accumulated in f32 (f64 for f64 inputs), in one fixed order: a score
 //   depends on its query row, its key and nothing else. NaN stays NaN. On AMX (bf16) subnormal
-//   numbers count as 0.
+//   numbers count as 0. Tensor cores of GPUs truncate where they add.
 // - Meant for tests, pictures and whoever wants the matrix. Selection without it: index_topk.
 // - Source: the lightning indexer, DeepSeek-V3.2-Exp report, "Prototype of DSA", equation (1).
 // - Errors, questions before memory exists: implementations.h.

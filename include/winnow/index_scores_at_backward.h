@@ -12,6 +12,9 @@
 // - NaN and infinity: every product is formed for every slot that counts, also with a closed gate
 //   (0 * NaN is NaN). What does not count is never multiplied; a row without a slot that counts has
 //   gradient 0.
+// - Sums in f32 (f64 with f64). With bf16 inputs an implementation on matrix units may round
+//   gated * weight to bf16 before it is multiplied: d_index_query and d_index_key are off by at
+//   most 2^-8 of the sum of the magnitudes of their terms more. On CPUs nothing is rounded.
 // - Outputs are overwritten. Each row of d_index_key has one owner, which adds in ascending order
 //   of the query rows: no atomics, bitwise equal for every thread count.
 // - Source: the derivative of equation (1) of the DeepSeek-V3.2-Exp report; gate and dtypes as in

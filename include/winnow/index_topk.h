@@ -1,9 +1,11 @@
 // index_topk: scoring and exact selection in one pass; the score matrix never exists.
 //
 // - Equals select_topk(index_scores(...)) of the same implementation, bit for bit, ids and scores.
-// - Keys stream by once; each row keeps its best candidates so far.
+// - Keys stream by once. On CPUs each row keeps its best candidates so far; on GPUs the scores of
+//   as many rows as fit wait in the workspace, and are selected from there.
 // - Extra memory is the workspace alone, which is bounded whatever the number of keys (a few keys
-//   take less) and grows with the threads.
+//   take less). On CPUs it grows with the threads; on GPUs it takes 1 GiB at most, or what the
+//   scores of one row take if that is more.
 // - Row ranges, order of ids, ties, NaN, -inf and keys that are always kept: as in select_topk.h.
 // - With a workspace_budget, workspace_bytes is at most that, or the call is an error that names
 //   the least that works. The result is the same for every budget.

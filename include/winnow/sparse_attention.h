@@ -24,8 +24,9 @@
 // - lse is the natural logarithm of the sum of exp of the scaled logits: ln sum_s exp(z[h, s]).
 // - Softmax in f32 (f64 with f64). With 16-bit inputs an implementation on matrix units may round
 //   the weights exp(z - max) to the inputs' dtype before their product with the value, but never
-//   in their sum or in lse. That moves an output by at most u * sum_s p[h, s] * |value|, u = 2^-8 (bf16)
-//   or 2^-11 (f16, and 2^-25 * sum |value| where weights are subnormal). On CPUs nothing is rounded.
+//   in their sum or in lse. That moves an output by at most u * sum_s p[h, s] * |value|, u = 2^-8
+//   (bf16) or 2^-11 (f16, and 2^-25 * sum |value| where weights are subnormal). On CPUs nothing is
+//   rounded.
 // - A row's result depends on its own query and list only, for any thread count and batch.
 // - Source: attention over the selected entries, DeepSeek-V3.2-Exp report, "Prototype of DSA",
 //   equation (2); MLA in its absorbed form, DeepSeek-V2 (2024), section 2.1.

@@ -1,20 +1,20 @@
-// append_pools on GPUs: a block for each new token, which pools if the token completes a pool; then
+// append_pools on GPUs: a warp for each new token, which pools if the token completes a pool; then
 // a block for each request, which keeps the open pool.
 //
 // Two launches in order, since pools read the rings as they were. Bytes: keys and gates of the new
 // tokens and of the open pools, once; in decode (one token for each request) the launches are the
 // cost.
-#include "winnow/append_pools.h"
-
 #include "base/implementation.h"
 #include "cuda/kernel.h"
 #include "cuda/pool.h"
 #include "cuda/rows.h"
+#include "winnow/append_pools.h"
 
 namespace winnow::cuda {
 namespace {
 
 constexpr int kThreads = 128;
+constexpr int kWarps = kThreads / 32;  // of a block, a token each
 
 // Rows of rings: [rings, pool_size - 1, dim].
 template <class T>
@@ -77,7 +77,8 @@ struct Appending {
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) finish_pools(Appending<T> a) {
-  const std::int64_t i = blockIdx.x, r = a.request_of(i);
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  const std::int64_t r = i < a.tokens ? a.request_of(i) : -1;
   if (r < 0) return;
   const auto request = a.request(r);
   const int pool_size = a.ape.pool_size;
@@ -86,18 +87,17 @@ __global__ void __launch_bounds__(kThreads) finish_pools(Appending<T> a) {
   if (pooled == nullptr) return;
   // Token t of the pool is new, unless it came before.
   auto token = [&](int t) { return i - (pool_size - 1 - t); };
-  for (int d = threadIdx.x; d < a.dim; d += kThreads) {
-    pooled[d] = pooled_channel<T>(
-        a.ape, a.rounding, d,
-        [&](int t) -> const T* {
-          return token(t) >= request.first ? a.index_key + token(t) * a.key_stride
-                                           : a.open_key.row(request.ring, t);
-        },
-        [&](int t) -> const T* {
-          return token(t) >= request.first ? a.gate + token(t) * a.gate_stride
-                                           : a.open_gate.row(request.ring, t);
-        });
-  }
+  pool_tokens<T>(
+      a.ape, a.rounding, a.dim,
+      [&](int t) -> const T* {
+        return token(t) >= request.first ? a.index_key + token(t) * a.key_stride
+                                         : a.open_key.row(request.ring, t);
+      },
+      [&](int t) -> const T* {
+        return token(t) >= request.first ? a.gate + token(t) * a.gate_stride
+                                         : a.open_gate.row(request.ring, t);
+      },
+      pooled);
 }
 
 template <class T>
@@ -155,7 +155,7 @@ void run_typed(const AppendPoolsArgs& a, cudaStream_t stream) {
                        paged ? a.pooled_key.shape[1] : 1,
                        a.pooled_key.strides[0],
                        paged ? a.pooled_key.strides[1] : 0};
-  Launch launch{.grid = dim3(static_cast<unsigned>(p.tokens)),
+  Launch launch{.grid = dim3(static_cast<unsigned>(ceil_div(p.tokens, kWarps))),
                 .block = dim3(kThreads),
                 .stream = stream};
   kFinish<T>.launch("append_pools", launch, p);

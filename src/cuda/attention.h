@@ -1,22 +1,27 @@
-// What the kernels of attention share: the slots of a row, tiles of keys that are gathered by id, and
-// the online softmax of a head.
+// What the kernels of attention share: the slots of a row, tiles of keys that are gathered by id,
+// and the online softmax of a head.
 #pragma once
 
+#include "cuda/elements.h"
 #include "cuda/fragments.h"
 #include "cuda/rows.h"
 
 namespace winnow::cuda {
 
-// The slots of one row, in list order or, without a list, the keys of its range.
+// The slots of one row, in list order or, without a list, keys one after the other.
 struct RowSlots {
   Range range;
   const std::int32_t* ids;  // null: no list
   std::int64_t stride, count;
+  std::int64_t first;  // without a list: the key of slot 0
 
+  // What stands in a slot below `count`: an id that counts only if the range contains it.
+  __device__ std::int64_t raw(std::int64_t slot) const {
+    return ids == nullptr ? first + slot : ids[slot * stride];
+  }
   // The id of a slot below `count`; -1 if it does not count.
   __device__ std::int64_t operator[](std::int64_t slot) const {
-    if (ids == nullptr) return range.start + slot;
-    const std::int64_t id = ids[slot * stride];
+    const std::int64_t id = raw(slot);
     return range.contains(id) ? id : -1;
   }
 };
@@ -26,6 +31,7 @@ struct SlotLists {
   std::int64_t row_stride = 0, slot_stride = 0, topk = 0;
   IntRows lengths;  // data null: every slot may count
   RowRanges ranges;
+  std::int64_t window = -1;  // without a list: the key of every row's slot 0; -1: its range's first
 
   SlotLists() = default;
   SlotLists(const Tensor& topk_indices, const Tensor& topk_lengths, const Tensor& starts,
@@ -40,9 +46,16 @@ struct SlotLists {
   }
 
   __device__ RowSlots operator[](std::int64_t row) const {
-    RowSlots slots{ranges[row], nullptr, slot_stride, 0};
-    if (ids == nullptr) {
+    RowSlots slots{ranges[row], nullptr, slot_stride, 0, 0};
+    if (ids == nullptr && window < 0) {
+      slots.first = slots.range.start;
       slots.count = slots.range.length();
+      return slots;
+    }
+    if (ids == nullptr) {  // keys [window, window + topk)
+      slots.first = window;
+      slots.count = min(topk, slots.range.end - window);
+      if (slots.count < 0 || slots.range.start >= window + topk) slots.count = 0;
       return slots;
     }
     slots.ids = ids + row * row_stride;
@@ -53,8 +66,8 @@ struct SlotLists {
   }
 };
 
-// The slots of a row up to the last one that counts, so that the padding of short lists costs nothing.
-// All threads of the block call it; contains barriers.
+// The slots of a row up to the last one that counts, so that the padding of short lists costs
+// nothing. All threads of the block call it; contains barriers.
 __device__ inline std::int64_t trimmed_count(const RowSlots& slots) {
   if (slots.ids == nullptr || slots.count == 0) return slots.count;
   __shared__ unsigned last;
@@ -70,31 +83,50 @@ __device__ inline std::int64_t trimmed_count(const RowSlots& slots) {
   return last;
 }
 
-// 16 bytes of a row, from channel `channel` on: zeros behind its `channels`, and where `from` is null.
-template <class T>
-__device__ void copy_vector(T* to, const T* from, int channel, int channels, bool vectors) {
-  constexpr int kCount = 16 / static_cast<int>(sizeof(T));
+// 16 bytes of a row, from channel `channel` on: zeros behind its `channels`, and where `from` is
+// null. `vectors`: rows begin at multiples of 16 bytes. Numbers of another type are rounded on the
+// way.
+template <class N, class T>
+__device__ void copy_vector(N* to, const T* from, int channel, int channels, bool vectors) {
+  constexpr int kCount = 16 / static_cast<int>(sizeof(N));
   const int left = from == nullptr ? 0 : max(0, min(kCount, channels - channel));
   if (left == 0) {
     *reinterpret_cast<uint4*>(to) = uint4{0, 0, 0, 0};
-  } else if (vectors) {
-    copy_async(to, from + channel, left * static_cast<int>(sizeof(T)));
-  } else {
+    return;
+  }
+  if constexpr (std::is_same_v<N, T>) {
+    if (vectors) return copy_async(to, from + channel, left * static_cast<int>(sizeof(N)));
+  }
 #pragma unroll
-    for (int j = 0; j < kCount; ++j) to[j] = j < left ? from[channel + j] : T{};
+  for (int j = 0; j < kCount; ++j) {
+    to[j] = j < left ? from_float<N>(to_float(from[channel + j])) : N{};
   }
 }
 
-// One row of a tile in shared memory: `channels` numbers from `from`, zeros up to `width` (a multiple of
-// 8); all zeros where `from` is null. A warp calls it. `vectors`: `from` is aligned to 16 bytes.
-template <class T>
-__device__ void copy_row(T* to, const T* from, int channels, int width, bool vectors) {
+// Rows of a tile in shared memory, `stride` apart: `channels` numbers from `from[r]`, zeros up to
+// `width` (a multiple of 8), all zeros of null. A warp calls it. `somewhere`: any address of the
+// same tensor.
+template <class T, int kRows>
+__device__ void copy_rows(T* to, int stride, const T* const (&from)[kRows], const T* somewhere,
+                          int channels, int width, bool vectors) {
   const int lane = threadIdx.x % 32;
-  if (vectors || from == nullptr) {
-    for (int c = 8 * lane; c < width; c += 8 * 32) copy_vector(to + c, from, c, channels, true);
+  if (!vectors) {
+    for (int c = lane; c < width; c += 32) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        to[r * stride + c] = from[r] != nullptr && c < channels ? from[r][c] : T{};
+      }
+    }
     return;
   }
-  for (int c = lane; c < width; c += 32) to[c] = c < channels ? from[c] : T{};
+  for (int c = 8 * lane; c < width; c += 8 * 32) {
+    const int bytes = max(0, min(16, 2 * (channels - c)));
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const bool read = from[r] != nullptr && bytes > 0;
+      copy_async(to + r * stride + c, read ? from[r] + c : somewhere, read ? bytes : 0);
+    }
+  }
 }
 
 // Whether every row of a tensor begins at a multiple of 16 bytes.
@@ -108,8 +140,8 @@ inline bool has_vector_rows(const Tensor& t) {
 
 inline constexpr int kTileKeys = 32;  // slots between two corrections of the softmax
 
-// The softmax of one head, tile by tile; four lanes hold eight slots of a tile each, and all four the
-// same state.
+// The softmax of one head, tile by tile; four lanes hold eight slots of a tile each, and all four
+// the same state.
 struct HeadSoftmax {
   float maximum = -INFINITY, sum = 0;
 

@@ -1,44 +1,31 @@
-// attention_target on GPUs: a block takes 64 slots of one row and goes through all heads, 64 (or 16, where
-// a key head has no more) at a time: their logits as a tile of pairs (pair_tile.h), the exponentials,
-// and their sums over the heads of the tile.
+// attention_target on GPUs: a block takes 64 slots of one row and goes through all heads, 64 (or
+// 16, where a key head has no more) at a time: their logits as a tile of pairs (pair_tile.h), the
+// exponentials, and their sums over the heads of the tile.
 //
-// Order: a dot product as in pair_tile.h; over the heads of a tile the rows of a fragment, then a tree
-// over the 8 lanes that share a slot, then the warps; tiles of heads ascending. Nothing of it depends
-// on other slots or rows.
-// Floor: 2 * heads * dim_qk FLOPs per slot at the rate of mma (FMA in f32), 0.8 ms for 4096 rows of 2048
-// slots and 64 heads of 576 (H200). Bound by L2: a tile of 64 x 64 pairs streams queries and keys.
+// Order: a dot product as in pair_tile.h; over the heads of a tile the rows of a fragment, then a
+// tree over the 8 lanes that share a slot, then the warps; tiles of heads ascending. Nothing of it
+// depends on other slots or rows.
+// Floor: 2 * heads * dim_qk FLOPs per slot at the rate of mma (FMA in f32), 0.8 ms for 4096 rows of
+// 2048 slots and 64 heads of 576 (H200). Not profiled; expected bound, L2: a tile of 64 x 64 pairs
+// streams queries and keys.
 #include "base/implementation.h"
+#include "cuda/attention_target.h"
 #include "cuda/elements.h"
-#include "cuda/kernel.h"
 #include "cuda/pair_tile.h"
 #include "winnow/attention_target.h"
 
 namespace winnow::cuda {
 namespace {
 
-template <class T>
-struct Target {
-  SlotLists slots;
-  const T *query, *key;
-  std::int64_t query_row, query_head, key_row, key_head;
-  const float* lse;
-  std::int64_t lse_row, lse_head;
-  std::int64_t rows, tiles;  // of slots
-  int kv_heads, group, dim;
-  float scale;
-  bool query_vectors, key_vectors;
-  float* target;
-  std::int64_t target_row, target_slot;
-};
-
 template <class T, int kHeads>
-__global__ void __launch_bounds__(kPairThreads) target_kernel(const Target<T> t) {
+__global__ void __launch_bounds__(kPairThreads) target_kernel(const AttentionTarget<T> t) {
   using Tile = PairTile<T, kHeads>;
   __shared__ typename Tile::Memory memory;
   __shared__ std::int64_t places[kPairSlots];  // -1: does not count
   __shared__ float sums[Tile::kWarpRows][kPairSlots];
-  const std::int64_t row = block_index() / t.tiles, first = block_index() % t.tiles * kPairSlots;
-  if (row >= t.rows) return;
+  const std::int64_t local = block_index() / t.tiles, row = t.first + local;
+  const std::int64_t first = block_index() % t.tiles * kPairSlots;
+  if (local >= t.rows) return;
   const RowSlots slots = t.slots[row];
   float total = 0;  // of slot threadIdx.x
   bool counts = false;
@@ -56,9 +43,9 @@ __global__ void __launch_bounds__(kPairThreads) target_kernel(const Target<T> t)
     const int heads = min(kHeads, t.group - in_group);
     Tile pairs;
     pairs.add(memory,
-              {t.query + row * t.query_row + first_head * t.query_head, t.query_head, nullptr,
-               heads, t.query_vectors},
-              {t.key + g * t.key_head, 0, places, kPairSlots, t.key_vectors}, t.dim);
+              GatheredRows<T>{t.query + row * t.query_row + first_head * t.query_head, t.query_head,
+                              nullptr, heads, t.query_vectors},
+              GatheredRows<T>{t.key + g * t.key_head, 0, places, kPairSlots, t.key_vectors}, t.dim);
     float own[Tile::kNTiles][2] = {};
 #pragma unroll
     for (int m = 0; m < Tile::kMTiles; ++m) {
@@ -92,7 +79,7 @@ __global__ void __launch_bounds__(kPairThreads) target_kernel(const Target<T> t)
     }
   }
   if (threadIdx.x < kPairSlots && first + threadIdx.x < t.slots.topk) {
-    t.target[row * t.target_row + (first + threadIdx.x) * t.target_slot] = counts ? total : 0;
+    t.target[local * t.target_row + (first + threadIdx.x) * t.target_slot] = counts ? total : 0;
   }
 }
 
@@ -109,39 +96,30 @@ std::int64_t workspace_bytes(const AttentionTargetArgs&) { return 0; }
 
 void run(const AttentionTargetArgs& a, Workspace workspace) {
   with_element(a.query.dtype, [&]<class T>(T) {
-    Target<T> t{};
+    AttentionTarget<T> t(a.query, a.key, a.lse, a.softmax_scale);
     t.slots = SlotLists(a.topk_indices, {}, a.starts, a.ends, a.key.shape[0]);
-    t.query = a.query.as<T>();
-    t.query_row = a.query.strides[0];
-    t.query_head = a.query.strides[1];
-    t.key = a.key.as<T>();
-    t.key_row = a.key.strides[0];
-    t.key_head = a.key.strides[1];
-    t.lse = a.lse.as<float>();
-    t.lse_row = a.lse.strides[0];
-    t.lse_head = a.lse.strides[1];
     t.rows = a.query.shape[0];
-    t.tiles = (a.topk_indices.shape[1] + kPairSlots - 1) / kPairSlots;
-    t.kv_heads = static_cast<int>(a.key.shape[1]);
-    t.group = static_cast<int>(a.query.shape[1]) / t.kv_heads;
-    t.dim = static_cast<int>(a.query.shape[2]);
-    t.scale = static_cast<float>(a.softmax_scale);
-    t.query_vectors = has_vector_rows(a.query);
-    t.key_vectors = has_vector_rows(a.key);
     t.target = a.attention_target.as<float>();
     t.target_row = a.attention_target.strides[0];
     t.target_slot = a.attention_target.strides[1];
-    with_pair_heads(t.group, [&](auto heads) {
-      kTarget<T, heads.value>.launch("attention_target",
-                                     {.grid = grid_of(t.rows * t.tiles),
-                                      .block = dim3(kPairThreads),
-                                      .stream = stream_of(workspace)},
-                                     t);
-    });
+    run_attention_target("attention_target", t, stream_of(workspace));
   });
 }
 
 }  // namespace
+
+template <class T>
+void run_attention_target(const char* operation, AttentionTarget<T> t, cudaStream_t stream) {
+  t.tiles = (t.slots.topk + kPairSlots - 1) / kPairSlots;
+  with_pair_heads(t.group, [&](auto heads) {
+    kTarget<T, heads.value>.launch(
+        operation,
+        {.grid = grid_of(t.rows * t.tiles), .block = dim3(kPairThreads), .stream = stream}, t);
+  });
+}
+template void run_attention_target(const char*, AttentionTarget<float>, cudaStream_t);
+template void run_attention_target(const char*, AttentionTarget<BF16>, cudaStream_t);
+template void run_attention_target(const char*, AttentionTarget<F16>, cudaStream_t);
 
 extern const Implementation<AttentionTargetArgs> attention_target_implementation;
 const Implementation<AttentionTargetArgs> attention_target_implementation = {

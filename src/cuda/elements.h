@@ -44,14 +44,74 @@ __device__ inline void store_float(void* data, DType dtype, std::int64_t i, floa
   }
 }
 
-// Where the rows of a tensor [.., dim] begin, counted over its leading axes.
+// kCount elements from `data + first`, of which those past `limit` are 0; in words of 16 or 8 bytes
+// where the address allows. kCount: a multiple of 4.
+template <int kCount>
+__device__ void load_floats(const void* data, DType dtype, std::int64_t first, int limit,
+                            float (&x)[kCount]) {
+  const char* p = static_cast<const char*>(data) + first * (dtype == DType::kF32 ? 4 : 2);
+  if (limit < kCount || reinterpret_cast<std::uintptr_t>(p) % 16 != 0) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) x[i] = i < limit ? load_float(data, dtype, first + i) : 0.f;
+  } else if (dtype == DType::kF32) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4)
+      *reinterpret_cast<float4*>(x + i) = *reinterpret_cast<const float4*>(p + 4 * i);
+  } else {
+    const bool bf16 = dtype == DType::kBF16;
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
+      const uint2 word = *reinterpret_cast<const uint2*>(p + 2 * i);
+#pragma unroll
+      for (int half = 0; half < 4; ++half) {
+        const std::uint32_t pair = half < 2 ? word.x : word.y;
+        const auto bits = static_cast<std::uint16_t>(half % 2 == 0 ? pair : pair >> 16);
+        x[i + half] = bf16 ? to_float(BF16{bits}) : to_float(F16{bits});
+      }
+    }
+  }
+}
+
+template <int kCount>
+__device__ void store_floats(void* data, DType dtype, std::int64_t first, int limit,
+                             const float (&x)[kCount]) {
+  char* p = static_cast<char*>(data) + first * (dtype == DType::kF32 ? 4 : 2);
+  if (limit < kCount || reinterpret_cast<std::uintptr_t>(p) % 16 != 0) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i)
+      if (i < limit) store_float(data, dtype, first + i, x[i]);
+  } else if (dtype == DType::kF32) {
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4)
+      *reinterpret_cast<float4*>(p + 4 * i) = make_float4(x[i], x[i + 1], x[i + 2], x[i + 3]);
+  } else {
+    const bool bf16 = dtype == DType::kBF16;
+    auto bits = [&](float value) -> std::uint32_t {
+      return bf16 ? to_bf16(value).bits : to_f16(value).bits;
+    };
+#pragma unroll
+    for (int i = 0; i < kCount; i += 4) {
+      *reinterpret_cast<uint2*>(p + 2 * i) =
+          make_uint2(bits(x[i]) | bits(x[i + 1]) << 16, bits(x[i + 2]) | bits(x[i + 3]) << 16);
+    }
+  }
+}
+
+// Where the rows of a tensor [.., dim] begin, counted over its leading axes. Axes that lie one
+// inside the other are one: the others cost a division.
 struct Rows {
   std::int64_t extent[kMaxRank - 1] = {1, 1, 1}, stride[kMaxRank - 1] = {};  // the last axis first
 
   explicit Rows(const Tensor& t) {
-    for (int axis = t.rank - 2, n = 0; axis >= 0; --axis, ++n) {
+    int n = 0;
+    for (int axis = t.rank - 2; axis >= 0; --axis) {
+      if (t.shape[axis] == 1) continue;
+      if (n > 0 && t.strides[axis] == extent[n - 1] * stride[n - 1]) {
+        extent[n - 1] *= t.shape[axis];
+        continue;
+      }
       extent[n] = t.shape[axis];
-      stride[n] = t.strides[axis];
+      stride[n++] = t.strides[axis];
     }
   }
   __host__ __device__ std::int64_t count() const { return extent[0] * extent[1] * extent[2]; }

@@ -1,5 +1,5 @@
-// Tiles of 16-bit numbers in shared memory: rows copied into them, fragments of mma.m16n8k16 (mma.h) read
-// out of them, and numbers rounded back into them.
+// Tiles of 16-bit numbers in shared memory: rows copied into them, fragments of mma.m16n8k16
+// (mma.h) read out of them, and numbers rounded back into them.
 //
 // Rows lie an odd multiple of 16 bytes apart (`padded`), so that the 8 rows of a matrix fall into
 // different banks.
@@ -49,7 +49,8 @@ __device__ void load_a_transposed(std::uint32_t (&a)[4], const T* tile, int stri
   const int lane = threadIdx.x % 32;
   load_transposed(a, tile + (lane / 16 * 8 + lane % 8) * stride + lane / 8 % 2 * 8);
 }
-// B of 16 columns x 16 channels: rows of the tile are columns of B. b[0], b[1]: the first 8 columns.
+// B of 16 columns x 16 channels: rows of the tile are columns of B. b[0], b[1]: the first 8
+// columns.
 template <class T>
 __device__ void load_b(std::uint32_t (&b)[4], const T* tile, int stride) {
   const int lane = threadIdx.x % 32;

@@ -1,20 +1,19 @@
 // hadamard on GPUs: sums and differences of pairs at distance 1, 2, 4, ..., then the scale.
 //
-// Up to 1024 channels a warp takes a row, with `kValues` consecutive channels in each lane: the
-// first distances lie inside a lane, the others between lanes. Longer rows take a block, in shared
-// memory. Every row is read before it is written, so the output may be the input. 4 to 8 bytes of
-// memory and log2(dim) additions a channel: memory bounds it.
-#include "winnow/hadamard.h"
-
+// Up to 1024 channels a row takes a part of a warp, with `kValues` consecutive channels in each
+// lane: the first distances lie inside a lane, the others between lanes. Longer rows take a block,
+// in shared memory. Every row is read before it is written, so the output may be the input. 4 to 8
+// bytes of memory and log2(dim) additions a channel: memory bounds it.
 #include "base/implementation.h"
 #include "cuda/elements.h"
 #include "cuda/kernel.h"
+#include "winnow/hadamard.h"
 
 namespace winnow::cuda {
 namespace {
 
-constexpr int kWarps = 8;          // of a block, a row each
-constexpr int kThreads = 256;      // of the block of a long row
+constexpr int kWarps = 8;      // of a block
+constexpr int kThreads = 256;  // of the block of a long row
 constexpr std::int64_t kLongest = 32768;
 
 struct Rotation {
@@ -28,15 +27,31 @@ struct Rotation {
 };
 
 template <int kValues>
-__global__ void __launch_bounds__(32 * kWarps) rotate_in_a_warp(Rotation r) {
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-  if (row >= r.rows) return;
-  const int lane = threadIdx.x % 32, first = lane * kValues;
-  const std::int64_t from = r.in_rows.offset(row) + first;
-  float x[kValues];
-#pragma unroll
-  for (int v = 0; v < kValues; ++v)
-    x[v] = first + v < r.dim ? load_float(r.input, r.in_type, from + v) : 0.f;
+__device__ void load_values(const Rotation& r, std::int64_t from, float (&x)[kValues]) {
+  if constexpr (kValues == 1) {
+    x[0] = load_float(r.input, r.in_type, from);
+  } else {
+    load_floats(r.input, r.in_type, from, kValues, x);
+  }
+}
+template <int kValues>
+__device__ void store_values(const Rotation& r, std::int64_t to, const float (&x)[kValues]) {
+  if constexpr (kValues == 1) {
+    store_float(r.output, r.out_type, to, x[0]);
+  } else {
+    store_floats(r.output, r.out_type, to, kValues, x);
+  }
+}
+
+template <int kValues>
+__global__ void __launch_bounds__(32 * kWarps) rotate_in_lanes(Rotation r) {
+  const int lanes = r.dim / kValues;  // of a row: 1 to 32
+  const std::int64_t thread = static_cast<std::int64_t>(blockIdx.x) * (32 * kWarps) + threadIdx.x;
+  const std::int64_t row = thread / lanes;
+  const bool mine = row < r.rows;
+  const int member = threadIdx.x % lanes, first = member * kValues;
+  float x[kValues] = {};
+  if (mine) load_values(r, r.in_rows.offset(row) + first, x);
 #pragma unroll
   for (int half = 1; half < kValues; half *= 2) {
 #pragma unroll
@@ -47,18 +62,16 @@ __global__ void __launch_bounds__(32 * kWarps) rotate_in_a_warp(Rotation r) {
       x[v + half] = a - b;
     }
   }
-  for (int half = kValues; half < r.dim; half *= 2) {
-    const int step = half / kValues;
+  for (int step = 1; step < lanes; step *= 2) {
 #pragma unroll
     for (int v = 0; v < kValues; ++v) {
       const float other = __shfl_xor_sync(0xffffffffu, x[v], step);
-      x[v] = (lane & step) != 0 ? other - x[v] : x[v] + other;
+      x[v] = (member & step) != 0 ? other - x[v] : x[v] + other;
     }
   }
-  const std::int64_t to = r.out_rows.offset(row) + first;
 #pragma unroll
-  for (int v = 0; v < kValues; ++v)
-    if (first + v < r.dim) store_float(r.output, r.out_type, to + v, x[v] * r.scale);
+  for (int v = 0; v < kValues; ++v) x[v] *= r.scale;
+  if (mine) store_values(r, r.out_rows.offset(row) + first, x);
 }
 
 __global__ void __launch_bounds__(kThreads) rotate_in_a_block(Rotation r) {
@@ -80,8 +93,8 @@ __global__ void __launch_bounds__(kThreads) rotate_in_a_block(Rotation r) {
     store_float(r.output, r.out_type, to + j, shared[j] * r.scale);
 }
 
-const Kernel kRotate1{rotate_in_a_warp<1>}, kRotate4{rotate_in_a_warp<4>},
-    kRotate8{rotate_in_a_warp<8>}, kRotate32{rotate_in_a_warp<32>};
+const Kernel kRotate1{rotate_in_lanes<1>}, kRotate8{rotate_in_lanes<8>},
+    kRotate32{rotate_in_lanes<32>};
 const Kernel kRotateLong{rotate_in_a_block, kLongest * 4};
 
 Refusal refuse(const HadamardArgs& a) {
@@ -117,12 +130,14 @@ void run(const HadamardArgs& a, Workspace workspace) {
                        r);
     return;
   }
-  const Launch launch{.grid = dim3(static_cast<unsigned>(ceil_div(r.rows, kWarps))),
-                      .block = dim3(32 * kWarps),
-                      .stream = stream_of(workspace)};
-  const auto& kernel = dim <= 32 ? kRotate1 : dim <= 128 ? kRotate4 : dim <= 256 ? kRotate8
-                                                                               : kRotate32;
-  kernel.launch(kName, launch, r);
+  const int values = dim < 8 ? 1 : dim <= 256 ? 8 : 32;
+  const auto& kernel = values == 1 ? kRotate1 : values == 8 ? kRotate8 : kRotate32;
+  kernel.launch(
+      kName,
+      {.grid = dim3(static_cast<unsigned>(ceil_div(r.rows * (dim / values), 32 * kWarps))),
+       .block = dim3(32 * kWarps),
+       .stream = stream_of(workspace)},
+      r);
 }
 
 }  // namespace

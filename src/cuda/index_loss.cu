@@ -1,12 +1,13 @@
-// index_loss on GPUs: a block for each row. It reads the row three times: for the largest score, for the
-// sums, and for the loss and its gradient.
+// index_loss on GPUs: a block for each row. It reads the row three times: for the largest score,
+// for the sums, and for the loss and its gradient.
 //
-// Order: a thread adds every kThreads-th slot that counts, in double; then a tree over the lanes of a warp
-// and over the warps. Each sum is rounded once, so its error does not grow with the row.
+// Order: a thread adds every kThreads-th slot that counts, in double; then a tree over the lanes of
+// a warp and over the warps. Each sum is rounded once, so its error does not grow with the row.
 // Floor: 12 bytes read and 4 written per slot. The second and third reading come out of the cache;
 // latency of the three barriers bounds short rows.
 #include "base/implementation.h"
 #include "cuda/attention.h"
+#include "cuda/block_sum.h"
 #include "cuda/elements.h"
 #include "cuda/kernel.h"
 #include "winnow/index_loss.h"
@@ -14,7 +15,7 @@
 namespace winnow::cuda {
 namespace {
 
-constexpr int kThreads = 256, kWarps = kThreads / 32;
+constexpr int kThreads = kSumThreads;
 constexpr std::int64_t kAnyKey = INT64_MAX;  // the key space is not known here
 
 struct Loss {
@@ -27,33 +28,6 @@ struct Loss {
   float* d_scores;
   std::int64_t d_scores_row, d_scores_slot;
 };
-
-// The sum over the block, to all its threads.
-__device__ double block_sum(double x) {
-  __shared__ double parts[kWarps];
-#pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) x += __shfl_xor_sync(0xffffffffu, x, lanes);
-  __syncthreads();  // all are done with the sum before
-  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
-  __syncthreads();
-  x = 0;
-#pragma unroll
-  for (int w = 0; w < kWarps; ++w) x += parts[w];
-  return x;
-}
-
-// The largest over the block; NaN never is.
-__device__ float block_maximum(float x) {
-  __shared__ float parts[kWarps];
-#pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, lanes));
-  if (threadIdx.x % 32 == 0) parts[threadIdx.x / 32] = x;
-  __syncthreads();
-  x = parts[0];
-#pragma unroll
-  for (int w = 1; w < kWarps; ++w) x = fmaxf(x, parts[w]);
-  return x;
-}
 
 __global__ void __launch_bounds__(kThreads) loss_kernel(const Loss loss) {
   const std::int64_t row = blockIdx.x;

@@ -53,8 +53,8 @@ class AnyKernel {
 template <class... Parameters>
 class Kernel : public AnyKernel {
  public:
-  // `most_shared_bytes`: the largest dynamic shared memory of any launch; where the device has less,
-  // all that it has.
+  // `most_shared_bytes`: the largest dynamic shared memory of any launch; where the device has
+  // less, all that it has.
   explicit Kernel(void (*function)(Parameters...), std::int64_t most_shared_bytes = 0,
                   bool large_cluster = false)
       : AnyKernel(reinterpret_cast<const void*>(function), most_shared_bytes, large_cluster) {}
@@ -66,7 +66,8 @@ class Kernel : public AnyKernel {
   }
 };
 
-// Of the current device: streaming multiprocessors, and the most shared memory of a block, in bytes.
+// Of the current device: streaming multiprocessors, and the most shared memory of a block, in
+// bytes.
 int processors();
 std::int64_t shared_limit();
 

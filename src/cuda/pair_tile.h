@@ -1,12 +1,14 @@
-// Dot products of up to 64 heads of a row with 64 gathered keys: a tile of pairs (head, slot), in f32
-// registers of 4 warps. What attention_target and the backward operations score with.
+// Dot products of up to 64 heads of a row with 64 gathered keys: a tile of pairs (head, slot), in
+// f32 registers of 4 warps. What attention_target and the backward operations score with.
 //
 // Both operands stream through shared memory, 128 bytes of each row at a time in two stages, so any
 // number of channels fits any device. 16-bit numbers are multiplied on tensor cores (a chain of
-// mma.m16n8k16 over channels ascending), f32 by FMAs (one chain over channels ascending).
+// mma.m16n8k16 over channels ascending), f32 by FMAs (one chain over channels ascending); rows of
+// another type are rounded on the way.
 //
 // The tile lies in fragments of mma (mma.h) in either case: c[m][n][e] of lane l is
-//   head 16 (m + kMTiles * warp row) + l / 4 + 8 (e / 2), slot 8 (n + kNTiles * warp column) + 2 (l % 4) + e % 2.
+//   head 16 (m + kMTiles * warp row) + l / 4 + 8 (e / 2), slot 8 (n + kNTiles * warp column) + 2 (l
+//   % 4) + e % 2.
 #pragma once
 
 #include "cuda/attention.h"
@@ -63,8 +65,9 @@ struct PairTile {
   }
 
   // c += left right^T over `dim` channels. All threads call it; ends with a barrier.
-  __device__ void add(Memory& memory, const GatheredRows<T>& left, const GatheredRows<T>& right,
-                      int dim) {
+  template <class Left, class Right>
+  __device__ void add(Memory& memory, const GatheredRows<Left>& left,
+                      const GatheredRows<Right>& right, int dim) {
     const int steps = (dim + kChunk - 1) / kChunk;
     stage(memory, left, right, 0, dim);
     for (int step = 0; step < steps; ++step) {
@@ -84,16 +87,18 @@ struct PairTile {
   }
 
  private:
-  __device__ static void stage(Memory& memory, const GatheredRows<T>& left,
-                               const GatheredRows<T>& right, int step, int dim) {
+  template <class Left, class Right>
+  __device__ static void stage(Memory& memory, const GatheredRows<Left>& left,
+                               const GatheredRows<Right>& right, int step, int dim) {
     constexpr int kVector = 16 / static_cast<int>(sizeof(T)), kVectors = 8;  // of a row
     for (int i = threadIdx.x; i < (kHeads + kPairSlots) * kVectors; i += kPairThreads) {
       const int r = i / kVectors, at = i % kVectors * kVector, channel = step * kChunk + at;
-      const bool is_left = r < kHeads;
-      const T* from = is_left ? left[r] : right[r - kHeads];
-      T* to = is_left ? memory.heads[step % 2] + r * kStride + at
-                      : memory.slots[step % 2] + (r - kHeads) * kStride + at;
-      copy_vector(to, from, channel, dim, is_left ? left.vectors : right.vectors);
+      if (r < kHeads) {
+        copy_vector(memory.heads[step % 2] + r * kStride + at, left[r], channel, dim, left.vectors);
+      } else {
+        copy_vector(memory.slots[step % 2] + (r - kHeads) * kStride + at, right[r - kHeads],
+                    channel, dim, right.vectors);
+      }
     }
     copies_commit();
   }

@@ -1,20 +1,20 @@
-// quantise on GPUs: a warp for each row; its lanes share out the groups, four channels a lane.
+// quantise on GPUs: a group takes a few lanes, eight channels each; up to 256 channels stay in
+// registers between the two steps, longer groups are read twice.
 //
 // Magnitudes compare as integers like the numbers they are, NaN above infinity. The exponent of a
 // power-of-two scale comes from the bits of amax: amax = 2^E * f with f in [1, 2), 448 = 2^8 *
-// 1.75, so ceil(log2(amax / 448)) is E - 8, plus 1 where f > 1.75. A group is read twice, out of
-// the cache the second time. Bytes: 2 to 4 in, 1 out a channel: memory bounds it.
-#include "winnow/quantise.h"
-
+// 1.75, so ceil(log2(amax / 448)) is E - 8, plus 1 where f > 1.75. Bytes: 2 to 4 in, 1 out a
+// channel: memory bounds it.
 #include "base/implementation.h"
 #include "cuda/elements.h"
 #include "cuda/kernel.h"
+#include "winnow/quantise.h"
 
 namespace winnow::cuda {
 namespace {
 
-constexpr int kWarps = 8;  // of a block, a row each
-constexpr int kChunk = 4;  // channels that a lane takes at a time
+constexpr int kThreads = 256;
+constexpr int kChunk = 8;  // channels that a lane takes at a time
 
 struct Quantiser {
   const void* input;
@@ -27,6 +27,7 @@ struct Quantiser {
   std::int64_t rows;
   int groups, size;  // channels of a group
   int lanes;         // of a group: a power of two
+  int block_rows;    // rows of a block
   float amax_floor;
 };
 
@@ -52,44 +53,62 @@ __device__ E4M3 encode(float x, const Scale& scale) {
   return to_e4m3(divide ? __fdiv_rn(x, scale.value) : __fmul_rn(x, scale.inverse));
 }
 
-__global__ void __launch_bounds__(32 * kWarps) quantise_rows(Quantiser q) {
-  const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / 32;
-  if (row >= q.rows) return;
-  const int lane = threadIdx.x % 32, member = lane % q.lanes, at_once = 32 / q.lanes;
-  const std::int64_t from = q.in_rows.offset(row), to = q.data_rows.offset(row),
-                     scale_to = q.scale_rows.offset(row);
-  for (int first = 0; first < q.groups; first += at_once) {  // every lane takes every turn
-    const int group = first + lane / q.lanes;
-    const bool mine = group < q.groups;
-    const int channel = group * q.size, end = mine ? channel + q.size : channel;
-    std::int32_t most = __float_as_int(q.amax_floor);
-    for (int d = channel + member * kChunk; d < end; d += q.lanes * kChunk) {
+// The largest magnitude of a group, as bits; `x` holds the lane's last channels.
+__device__ std::int32_t largest(const Quantiser& q, std::int64_t from, int member, bool mine,
+                                float (&x)[kChunk]) {
+  std::int32_t most = __float_as_int(q.amax_floor);
+  for (int d = member * kChunk; mine && d < q.size; d += q.lanes * kChunk) {
+    load_floats(q.input, q.in_type, from + d, q.size - d, x);
 #pragma unroll
-      for (int c = 0; c < kChunk; ++c) {
-        if (d + c >= end) break;
-        const std::int32_t bits =
-            __float_as_int(load_float(q.input, q.in_type, from + d + c)) & 0x7fffffff;
-        most = bits > most ? bits : most;
-      }
+    for (int c = 0; c < kChunk; ++c) {
+      const std::int32_t bits = __float_as_int(x[c]) & 0x7fffffff;
+      most = bits > most ? bits : most;
     }
-    for (int step = 1; step < q.lanes; step *= 2) {
-      const std::int32_t other = __shfl_xor_sync(0xffffffffu, most, step);
-      most = other > most ? other : most;
-    }
-    const Scale scale = scale_of(most, q.power_of_two);
-    if (mine && member == 0) {
-      if (q.bytes) {
-        static_cast<E8M0*>(q.scale)[scale_to + group] = E8M0{scale.byte};
-      } else {
-        static_cast<float*>(q.scale)[scale_to + group] = scale.value;
-      }
-    }
-    for (int d = channel + member * kChunk; d < end; d += q.lanes * kChunk) {
+  }
+  for (int step = 1; step < q.lanes; step *= 2) {
+    const std::int32_t other = __shfl_xor_sync(0xffffffffu, most, step);
+    most = other > most ? other : most;
+  }
+  return most;
+}
+
+__device__ void store_codes(E4M3* out, int limit, const float (&x)[kChunk], const Scale& scale) {
+  std::uint32_t words[2] = {};
 #pragma unroll
-      for (int c = 0; c < kChunk; ++c) {
-        if (d + c >= end) break;
-        q.data[to + d + c] = encode(load_float(q.input, q.in_type, from + d + c), scale);
-      }
+  for (int c = 0; c < kChunk; ++c)
+    words[c / 4] |= std::uint32_t{encode(x[c], scale).bits} << (c % 4 * 8);
+  if (limit >= kChunk && reinterpret_cast<std::uintptr_t>(out) % 8 == 0) {
+    *reinterpret_cast<uint2*>(out) = make_uint2(words[0], words[1]);
+    return;
+  }
+#pragma unroll
+  for (int c = 0; c < kChunk; ++c)
+    if (c < limit) out[c] = E4M3{static_cast<std::uint8_t>(words[c / 4] >> (c % 4 * 8))};
+}
+
+__global__ void __launch_bounds__(kThreads) quantise_rows(Quantiser q) {
+  const int member = threadIdx.x % q.lanes, unit = threadIdx.x / q.lanes;
+  const int units = kThreads / q.lanes;                       // groups at a time
+  for (int n = 0; n < q.block_rows * q.groups; n += units) {  // every lane takes every turn
+    const int at = n + unit, group = at % q.groups;
+    const std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * q.block_rows + at / q.groups;
+    const bool mine = at < q.block_rows * q.groups && row < q.rows;
+    const std::int64_t channel = static_cast<std::int64_t>(group) * q.size;
+    const std::int64_t from = mine ? q.in_rows.offset(row) + channel : 0;
+    float x[kChunk] = {};
+    const Scale scale = scale_of(largest(q, from, member, mine, x), q.power_of_two);
+    if (!mine) continue;
+    E4M3* out = q.data + q.data_rows.offset(row) + channel;
+    for (int d = member * kChunk; d < q.size; d += q.lanes * kChunk) {
+      if (q.size > q.lanes * kChunk) load_floats(q.input, q.in_type, from + d, q.size - d, x);
+      store_codes(out + d, q.size - d, x, scale);
+    }
+    if (member != 0) continue;
+    const std::int64_t to = q.scale_rows.offset(row) + group;
+    if (q.bytes) {
+      static_cast<E8M0*>(q.scale)[to] = E8M0{scale.byte};
+    } else {
+      static_cast<float*>(q.scale)[to] = scale.value;
     }
   }
 }
@@ -110,6 +129,7 @@ void run(const QuantiseArgs& a, Workspace workspace) {
   const int size = static_cast<int>(a.input.shape[a.input.rank - 1]) / groups;
   int lanes = 1;
   while (lanes < 32 && lanes * kChunk < size) lanes *= 2;
+  const int block_rows = kThreads / lanes > groups ? kThreads / lanes / groups : 1;
   const Rows rows(a.input);
   const Quantiser q{a.input.data,
                     a.data.as<E4M3>(),
@@ -124,10 +144,11 @@ void run(const QuantiseArgs& a, Workspace workspace) {
                     groups,
                     size,
                     lanes,
+                    block_rows,
                     static_cast<float>(a.amax_floor)};
   kQuantise.launch("quantise",
-                   {.grid = dim3(static_cast<unsigned>(ceil_div(q.rows, kWarps))),
-                    .block = dim3(32 * kWarps),
+                   {.grid = dim3(static_cast<unsigned>(ceil_div(q.rows, block_rows))),
+                    .block = dim3(kThreads),
                     .stream = stream_of(workspace)},
                    q);
 }

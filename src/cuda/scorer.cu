@@ -21,6 +21,9 @@
 // Floor: 2 * heads * dim FLOPs per score at the rate of mma.sync, or 4 bytes written per score.
 // Bound by
 //   the first, and by 2 FP32 instructions per head and key beside it.
+#include <type_traits>
+
+#include "cuda/chunk.h"
 #include "cuda/mma.h"
 #include "cuda/scorer.h"
 
@@ -28,6 +31,9 @@ namespace winnow::cuda {
 namespace {
 
 constexpr int kWarps = 8, kThreads = 32 * kWarps, kStages = 3, kMaxRows = 32;
+
+template <int kValue>
+using Int = std::integral_constant<int, kValue>;
 
 // How rows lie on warps; from shapes alone.
 struct Layout {
@@ -73,71 +79,7 @@ struct Shared {
   std::int32_t row_exponent[kMaxRows];
 };
 
-// ---- numbers ------------------------------------------------------------------------------------
-constexpr int kBias = 120;  // the bits of E4M3 in the place of bf16's are 2^-120 of the number
-
-// 2^(120 + exponent) in bf16; below the smallest, 0. NaN for the scale NaN.
-__device__ std::uint32_t power_bits(E8M0 scale, int largest) {
-  if (scale.bits == 255) return 0x7fff;
-  const int field = 127 + kBias + scale.bits - largest;
-  return field > 0 ? field << 7 : field > -7 ? 0x40 >> -field : 0;
-}
-// Two codes, in the high bytes of both halves, times a power of two: exact, or bf16's one rounding.
-__device__ std::uint32_t to_bf16_pair(std::uint32_t codes, std::uint32_t power) {
-  const std::uint32_t x = (codes & 0x80008000u) | (codes & 0x7f007f00u) >> 4;
-  std::uint32_t y;
-  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(y) : "r"(x), "r"(power * 0x10001u), "r"(0x80008000u));
-  return y;
-}
-__device__ uint4 to_bf16(uint2 codes, std::uint32_t power) {
-  auto nans = [](std::uint32_t x) { return ((x & 0x7f7f7f7fu) + 0x01010101u) & 0x80808080u; };
-  auto low = [](std::uint32_t x) { return __byte_perm(x, 0, 0x1404); };
-  auto high = [](std::uint32_t x) { return __byte_perm(x, 0, 0x3424); };
-  uint4 y = {to_bf16_pair(low(codes.x), power), to_bf16_pair(high(codes.x), power),
-             to_bf16_pair(low(codes.y), power), to_bf16_pair(high(codes.y), power)};
-  const std::uint32_t nan_x = nans(codes.x), nan_y = nans(codes.y);
-  if ((nan_x | nan_y) != 0) {
-    auto patch = [](std::uint32_t halves) { return (halves >> 15 & 0x00010001u) * 0x7fffu; };
-    y.x |= patch(low(nan_x));
-    y.y |= patch(high(nan_x));
-    y.z |= patch(low(nan_y));
-    y.w |= patch(high(nan_y));
-  }
-  return y;
-}
-// The largest of `count` scales that are numbers.
-__device__ int largest_scale(const E8M0* scales, int count) {
-  int largest = 0;
-  for (int g = 0; g < count; ++g) {
-    const int bits = scales[g].bits;
-    if (bits != 255 && bits > largest) largest = bits;
-  }
-  return largest;
-}
-
 // ---- memory -------------------------------------------------------------------------------------
-// Eight elements from p, of which `count` exist; the others are 0.
-template <class T>
-using Chunk = std::conditional_t<sizeof(T) == 1, uint2, uint4>;
-template <class T>
-__device__ Chunk<T> load_chunk(const T* p, int count) {
-  using Words = Chunk<T>;
-  if (count >= 8 && reinterpret_cast<std::uintptr_t>(p) % sizeof(Words) == 0) {
-    return *reinterpret_cast<const Words*>(p);
-  }
-  std::uint64_t halves[2] = {};
-  for (int i = 0; i < 8; ++i) {
-    if (i >= count) break;
-    constexpr int kBits = 8 * sizeof(T), kEach = 64 / kBits;
-    halves[i / kEach] |= static_cast<std::uint64_t>(p[i].bits) << i % kEach * kBits;
-  }
-  auto low = [](std::uint64_t x) { return static_cast<std::uint32_t>(x); };
-  auto high = [](std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); };
-  if constexpr (sizeof(T) == 1)
-    return {low(halves[0]), high(halves[0])};
-  else
-    return {low(halves[0]), high(halves[0]), low(halves[1]), high(halves[1])};
-}
 // The same into shared memory, by itself if it can.
 template <class T>
 __device__ void fetch_chunk(Chunk<T>* to, const T* p, int count) {
@@ -181,7 +123,7 @@ struct Block {
     } else {
       const std::int64_t place = missing ? -1 : s.scale_places.offset(row, key);
       if (s.query_scale == nullptr) {
-        for (int g = 0; g < 8; ++g) shared.power[slot][j][g] = (127 + kBias) << 7;
+        for (int g = 0; g < 8; ++g) shared.power[slot][j][g] = kUnscaled;
         if (missing) *factor = NAN;
         if (!missing) copy_async<4>(factor, static_cast<const float*>(s.key_scale) + place);
       } else {
@@ -203,7 +145,7 @@ struct Block {
     for (int i = 0; i < S::kMine; ++i) {
       const int at = threadIdx.x + i * kThreads, j = at / S::kChunks, chunk = at % S::kChunks;
       shared.converted[n % 2][place_of<S::kChunks>(j, chunk)] =
-          to_bf16(from[at], shared.power[n % 4][j][chunk / 4]);
+          codes_to_bf16(from[at], shared.power[n % 4][j][chunk / 4]);
     }
   }
   __device__ const uint4* tile(int n) const {
@@ -246,7 +188,7 @@ struct Columns {
   int first_row, rows;  // of the block
   int first_head;       // of the first tile
   int slot;             // of the first row's sums
-  bool plain;           // one row, all columns are heads
+  bool whole;           // all columns are heads
 
   __device__ void load(const Block<T, kDim>& block, int group) {
     const Scorer& s = block.s;
@@ -256,7 +198,7 @@ struct Columns {
     rows = min(layout.warp_rows, block.rows - first_row);
     first_head = part * S::kTiles * 8;
     slot = group * layout.warp_rows;
-    plain = layout.row_tiles == S::kTiles && first_head + S::kTiles * 8 <= s.heads;
+    whole = first_head + layout.row_tiles * 8 <= s.heads;
 #pragma unroll
     for (int b = 0; b < S::kTiles; ++b) {
       const int r = b / layout.row_tiles, head = first_head + b % layout.row_tiles * 8;
@@ -274,13 +216,13 @@ struct Columns {
                         (head + g) * s.query_head + channel;
         const auto chunk = load_chunk(q, there ? s.dim - channel : 0);
         if constexpr (S::kCodes) {
-          std::uint32_t power = (127 + kBias) << 7;
+          std::uint32_t power = kUnscaled;
           if (s.query_scale != nullptr && there && channel < s.dim) {
             const E8M0 scale =
                 s.query_scale[row * s.query_scale_row + (head + g) * s.query_scale_head + p];
             power = power_bits(scale, block.shared.row_exponent[first_row + r] + 127);
           }
-          query[b][p] = to_bf16(chunk, power);
+          query[b][p] = codes_to_bf16(chunk, power);
         } else {
           query[b][p] = chunk;
         }
@@ -316,12 +258,18 @@ struct Columns {
       x += __shfl_xor_sync(~0u, x, 2);
       if (c < 2 && r < rows) block.shared.sums[n % 2][slot + r][m + g + 8 * c] = x;
     };
-    if (plain) {
+    auto add_rows = [&](auto tiles) {  // rows of so many tiles, all of whose columns are heads
 #pragma unroll
-      for (int b = 0; b < S::kTiles; ++b) add(b);
-      finish(0);
-      return;
-    }
+      for (int b = 0; b < S::kTiles; ++b) {
+        add(b);
+        if ((b + 1) % tiles != 0) continue;
+        finish(b / tiles);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) sum[i] = 0;
+      }
+    };
+    if (whole && block.layout.row_tiles == 8) return add_rows(Int<8>());
+    if (whole && block.layout.row_tiles == 4) return add_rows(Int<4>());
     int left = block.layout.row_tiles, head = first_head, r = 0;
 #pragma unroll
     for (int b = 0; b < S::kTiles; ++b) {

@@ -1,14 +1,15 @@
 // The k best candidates of a row, exactly, by one block of threads. Where the candidates come from is
-// the caller's business: select_topk streams rows of scores, index_topk hands lists over.
+// the caller's business (select_row.h streams a row of scores):
 //
 //   const Selection s{capacity};                   // even, at least k
 //   begin_selection<T>(s);                         // by all T threads, as everywhere here
-//   offer_candidates<T>(s, k, list, count);        // in global memory; any number, in any order
+//   offer_lanes<T>(s, k, on, candidate);           // by whole warps; any number, in any order
+//   while (make_room<T>(s, k)) {}                  // once, when all have offered all
 //   finish_selection<T>(s, k, first, last, words, row);  // what TopkRow says: ids ascending, their
 //                                                  // scores, -1 and -inf after them, the length
 //
-// T, the threads of the block: a multiple of 32, at least 256. Lists may be offered one after another.
-// A block may select for one row after another. All ids lie in [first, last); `row` adds its first_id.
+// T, the threads of the block: a multiple of 32, at least 256. A block may select for one row after
+// another. All ids lie in [first, last); `row` adds its first_id.
 //
 // A candidate is (f32 bits of the score, id): see rank.h. NaN must not be offered, nor -inf unless it is
 // a candidate; a key that is a member whatever its score is offered with kKept in its id. Ids of a row
@@ -67,27 +68,6 @@ __device__ __forceinline__ void begin_selection(Selection sel) {
     sel.shared().limit = 0;
   }
   __syncthreads();
-}
-
-// Offers `count` candidates that lie in global memory.
-template <int T>
-__device__ __forceinline__ void offer_candidates(Selection sel, int k, const Candidate* candidates,
-                                                 std::int64_t count) {
-  constexpr int kAhead = 4;
-#pragma unroll 1
-  for (std::int64_t at = threadIdx.x; at - lane_id() < count; at += T * kAhead) {
-    Candidate c[kAhead];
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i)
-      if (at + i * T < count) c[i] = candidates[at + i * T];
-#pragma unroll
-    for (int i = 0; i < kAhead; ++i) {
-      const bool on = at + i * T < count && rank_of(c[i]) >= sel.shared().limit;
-      offer_lanes<T>(sel, k, on, c[i]);
-    }
-  }
-  while (make_room<T>(sel, k)) {
-  }
 }
 
 // Writes the candidates held that reach `kth` and whose ids lie in [first, last), ids ascending, from

@@ -1,27 +1,35 @@
 // sparse_attention on the tensor cores of sm_80 and later, for bf16 and f16.
 //
-// A block takes one row, up to kHeads heads of one key head (64, 32 or 16; what is missing is zeros)
-// and up to kChannels channels of the value (512 or 128), and walks the row's slots in tiles of 32:
+// A block takes one row, up to kHeads heads of one key head (64, 32 or 16; what is missing is
+// zeros) and up to kChannels channels of the value (512 or 128), and walks the row's slots in tiles
+// of 32:
 //
-//   gather      each warp copies its rows of the next tile by cp.async, 16 bytes per lane, while this
-//               tile is computed; slots that do not count become zeros and a mark
-//   S = Q K^T   warps as (kHeads / 16) x the rest, each 16 heads x some keys, f32 into shared memory
-//   softmax     4 lanes per head, f32: P rounded to the inputs' dtype into shared memory, and a factor
+//   gather      each warp copies its rows of the next tile by cp.async, 16 bytes per lane, while
+//               this tile is computed; slots that do not count become zeros and a mark
+//   S = Q K^T   each warp 32 or 16 heads x 16 keys x every other 16 channels, f32 into shared
+//               memory
+//   softmax     4 lanes per head, f32: P rounded to the inputs' dtype into shared memory, and a
+//               factor
 //   O += P V    each warp all heads x every (warps)-th 16 channels; O stays in registers
 //
 // Shared memory: Q, two tiles of keys (and of values, where they are not the first channels of the
-// keys), S, P; 164 KB for 64 heads of 576, 98 KB for 16: the number of heads in a block is the largest
-// that the device holds and that leaves no processor idle.
+// keys), two halves of S, P; 173 KB for 64 heads of 576, 125 KB for 32, 100 KB for 16: the number
+// of heads in a block is the largest that the device holds and that leaves no processor idle.
 //
-// Order: a logit is a chain of mma.m16n8k16 over channels ascending; sums over slots go tile by tile,
-// and within a tile in a fixed tree (HeadSoftmax) or two mma. Nothing of it depends on kHeads,
+// Order: a logit is two chains of mma.m16n8k16 over channels ascending, of the even and of the odd
+// groups of 16, added up; sums over slots go tile by tile, and within a tile in a fixed tree
+// (HeadSoftmax) or two mma. Nothing of it depends on kHeads,
 // kChannels, the number of rows or where keys lie, so these leave no trace in the bits.
 //
-// Floor (H200, 4096 rows x 64 heads x 2048 slots, 576/512): 1168 GFLOP, 1.48 ms at 790 TFLOP/s; 9.7 GB
-// gathered, 1.1 ms out of L2. Measured 9.9 ms, 8700 clocks per tile of
-// 32 slots, and about as many with 16 heads: latency, not ldmatrix (3100 clocks), bounds it.
-#include "base/implementation.h"
+// Floor (H200, 4096 rows x 64 heads x 2048 slots, 576/512): 1168 GFLOP, 1.48 ms at 790 TFLOP/s; 9.7
+// GB gathered, 1.1 ms out of L2.
+// Measured in an earlier form (one chain, ids read and placed one step ahead): 9.9 ms, 8700 clocks
+// per tile, and about as many with 16 heads: presumably latency, not ldmatrix, bounded it. This
+// form has not been timed.
+
 #include "cuda/sparse_attention.h"
+
+#include "base/implementation.h"
 
 namespace winnow::cuda {
 namespace {
@@ -41,7 +49,7 @@ struct Layout {
     keys = 2 * heads * key_stride;
     values = keys + 2 * 2 * kTileKeys * key_stride;
     scores = values + 2 * 2 * kTileKeys * value_stride;
-    weights = scores + 4 * heads * kScoreStride;
+    weights = scores + 2 * 4 * heads * kScoreStride;
     bytes = weights + 2 * heads * kWeightStride;
   }
 };
@@ -49,11 +57,11 @@ struct Layout {
 template <class T, int kHeads, int kChannels>
 __global__ void __launch_bounds__(32 * warps_of(kHeads)) attention_kernel(const Attention<T> a) {
   constexpr int kWarps = warps_of(kHeads);
-  constexpr int kTiles = kHeads / 16;                   // of heads
-  constexpr int kKeyWarps = kWarps / kTiles;            // side by side over the keys of S
-  constexpr int kKeyTiles = kTileKeys / 8 / kKeyWarps;  // 8 keys each, of a warp
-  constexpr int kSteps = kChannels / 16 / kWarps;       // 16 channels each, of a warp
-  constexpr int kWarpRows = kTileKeys / kWarps;         // rows of a tile that a warp gathers
+  constexpr int kTiles = kHeads / 16;               // of heads
+  constexpr int kHeadWarps = kWarps / 4;            // of S: beside 2 halves of the keys, 2 chains
+  constexpr int kScoreTiles = kTiles / kHeadWarps;  // of heads, of a warp
+  constexpr int kSteps = kChannels / 16 / kWarps;   // 16 channels each, of a warp
+  constexpr int kWarpRows = kTileKeys / kWarps;     // rows of a tile that a warp gathers
   const int head_blocks = (a.group + kHeads - 1) / kHeads;
   const int channel_blocks = (a.dim_v + kChannels - 1) / kChannels;
   const std::int64_t block = block_index();
@@ -85,30 +93,36 @@ __global__ void __launch_bounds__(32 * warps_of(kHeads)) attention_kernel(const 
   slots.count = trimmed_count(slots);
   const int tiles = static_cast<int>((slots.count + kTileKeys - 1) / kTileKeys);
 
-  // Lane l < kWarpRows holds the place of this warp's l-th slot of the next tile to be gathered.
-  std::int64_t key_at = -1, value_at = -1;
-  auto locate = [&](int tile) {
+  // Lane l < kWarpRows looks after this warp's l-th slot of a tile, in three steps that each wait
+  // for memory: its id, its place, its numbers.
+  std::int64_t id = -1, key_at = -1, value_at = -1;
+  auto read_id = [&](int tile) {
     const std::int64_t slot = static_cast<std::int64_t>(tile) * kTileKeys + warp * kWarpRows + lane;
-    key_at = value_at = -1;
-    if (lane >= kWarpRows || slot >= slots.count) return;
-    const std::int64_t id = slots[slot];
-    if (id < 0) return;
-    key_at = a.key_places.offset(row, id);
-    if (!shared) value_at = a.value_places.offset(row, id);
+    id = lane < kWarpRows && slot < slots.count ? slots.raw(slot) : -1;
+  };
+  auto locate = [&] {
+    const bool counts = id >= 0 && slots.range.contains(id);
+    key_at = counts ? a.key_places.offset(row, id) : -1;
+    value_at = counts && !shared ? a.value_places.offset(row, id) : -1;
   };
   auto gather = [&](int tile) {
-    const int stage = tile % 2;
-    for (int r = 0; r < kWarpRows; ++r) {
-      const int at = stage * kTileKeys + warp * kWarpRows + r;
-      const std::int64_t key = __shfl_sync(0xffffffffu, key_at, r);
-      const T* from = key < 0 ? nullptr : a.key + key + g * a.key_head;
-      copy_row(keys + at * layout.key_stride, from, a.dim_qk, width, a.key_vectors);
-      if (lane == 0) counts[stage][warp * kWarpRows + r] = key >= 0;
-      if (shared) continue;
-      const std::int64_t value = __shfl_sync(0xffffffffu, value_at, r);
-      from = value < 0 ? nullptr : a.value + value + g * a.value_head + first_channel;
-      copy_row(values + at * layout.value_stride, from, channels, layout.value_stride - 8,
-               a.value_vectors);
+    const int stage = tile % 2, first = stage * kTileKeys + warp * kWarpRows;
+    const T* from[kWarpRows];
+    auto rows_at = [&](std::int64_t at, const T* data) {
+#pragma unroll
+      for (int r = 0; r < kWarpRows; ++r) {
+        const std::int64_t offset = __shfl_sync(0xffffffffu, at, r);
+        from[r] = offset < 0 ? nullptr : data + offset;
+      }
+    };
+    if (lane < kWarpRows) counts[stage][warp * kWarpRows + lane] = key_at >= 0;
+    rows_at(key_at, a.key + g * a.key_head);
+    copy_rows(keys + first * layout.key_stride, layout.key_stride, from, a.key, a.dim_qk, width,
+              a.key_vectors);
+    if (!shared) {
+      rows_at(value_at, a.value + g * a.value_head + first_channel);
+      copy_rows(values + first * layout.value_stride, layout.value_stride, from, a.value, channels,
+                layout.value_stride - 8, a.value_vectors);
     }
     copies_commit();
   };
@@ -116,14 +130,17 @@ __global__ void __launch_bounds__(32 * warps_of(kHeads)) attention_kernel(const 
   float sums[kTiles][kSteps][2][4] = {};
   HeadSoftmax softmax;  // of head threadIdx.x / 4
   if (tiles > 0) {
+    read_id(0);
     for (int h = warp; h < kHeads; h += kWarps) {
-      const T* from =
-          h < heads ? a.query + row * a.query_row + (first_head + h) * a.query_head : nullptr;
-      copy_row(query + h * layout.key_stride, from, a.dim_qk, width, a.query_vectors);
+      const T* const from[1] = {
+          h < heads ? a.query + row * a.query_row + (first_head + h) * a.query_head : nullptr};
+      copy_rows(query + h * layout.key_stride, 0, from, a.query, a.dim_qk, width, a.query_vectors);
     }
-    locate(0);
+    locate();
+    read_id(1);
     gather(0);
-    locate(1);
+    locate();
+    read_id(2);
   }
   for (int tile = 0; tile < tiles; ++tile) {
     const int stage = tile % 2;
@@ -131,38 +148,50 @@ __global__ void __launch_bounds__(32 * warps_of(kHeads)) attention_kernel(const 
     __syncthreads();  // this tile is here, and all are done with the one before
     if (tile + 1 < tiles) {
       gather(tile + 1);
-      locate(tile + 2);
+      locate();
+      read_id(tile + 3);
     }
     const T* tile_keys = keys + stage * kTileKeys * layout.key_stride;
     {
-      const int first = warp / kKeyWarps * 16, first_key = warp % kKeyWarps * kKeyTiles * 8;
+      const int first = warp / 4 * kScoreTiles * 16, first_key = warp % 4 / 2 * 16,
+                chain = warp % 2;
       const T* left = query + first * layout.key_stride;
       const T* right = tile_keys + first_key * layout.key_stride;
-      float s[kKeyTiles][4] = {};
+      float s[kScoreTiles][2][4] = {};
 #pragma unroll 4
-      for (int c = 0; c < width; c += 16) {
-        std::uint32_t q[4], k[2 * kKeyTiles];
-        load_a(q, left + c, layout.key_stride);
+      for (int c = 16 * chain; c < width; c += 32) {
+        std::uint32_t q[kScoreTiles][4], k[4];
         load_b(k, right + c, layout.key_stride);
 #pragma unroll
-        for (int n = 0; n < kKeyTiles; ++n) multiply_add<T>(s[n], q, k[2 * n], k[2 * n + 1]);
-      }
-      float* out = scores + (first + lane / 4) * kScoreStride + first_key + lane % 4 * 2;
+        for (int m = 0; m < kScoreTiles; ++m) {
+          load_a(q[m], left + 16 * m * layout.key_stride + c, layout.key_stride);
+        }
 #pragma unroll
-      for (int n = 0; n < kKeyTiles; ++n) {
-        *reinterpret_cast<float2*>(out + 8 * n) = {s[n][0], s[n][1]};
-        *reinterpret_cast<float2*>(out + 8 * n + 8 * kScoreStride) = {s[n][2], s[n][3]};
+        for (int m = 0; m < kScoreTiles; ++m) {
+          multiply_add<T>(s[m][0], q[m], k[0], k[1]);
+          multiply_add<T>(s[m][1], q[m], k[2], k[3]);
+        }
+      }
+      float* out =
+          scores + (chain * kHeads + first + lane / 4) * kScoreStride + first_key + lane % 4 * 2;
+#pragma unroll
+      for (int m = 0; m < kScoreTiles; ++m, out += 16 * kScoreStride) {
+#pragma unroll
+        for (int n = 0; n < 2; ++n) {
+          *reinterpret_cast<float2*>(out + 8 * n) = {s[m][n][0], s[m][n][1]};
+          *reinterpret_cast<float2*>(out + 8 * n + 8 * kScoreStride) = {s[m][n][2], s[m][n][3]};
+        }
       }
     }
     __syncthreads();
     bool changed = false;
     if (threadIdx.x < 4 * kHeads) {
       const int h = threadIdx.x / 4, first = threadIdx.x % 4 * 8;
+      const float *even = scores + h * kScoreStride + first, *odd = even + kHeads * kScoreStride;
       float z[8];
 #pragma unroll
       for (int j = 0; j < 8; ++j) {
-        const float dot = scores[h * kScoreStride + first + j];
-        z[j] = counts[stage][first + j] != 0 ? a.scale * dot : -INFINITY;
+        z[j] = counts[stage][first + j] != 0 ? a.scale * (even[j] + odd[j]) : -INFINITY;
       }
       const float factor = softmax.step(z);
       changed = factor != 1;

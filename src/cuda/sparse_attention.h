@@ -71,7 +71,8 @@ struct Attention {
   }
 };
 
-// Plain multiply-adds in f32, for f32 and for shapes beyond the tiles of the tensor cores. Takes all.
+// Plain multiply-adds in f32, for f32 and for shapes beyond the tiles of the tensor cores. Takes
+// all.
 void run_plain_attention(const SparseAttentionArgs& a, cudaStream_t stream);
 
 }  // namespace winnow::cuda

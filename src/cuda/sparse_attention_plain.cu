@@ -1,17 +1,18 @@
-// sparse_attention by multiply-adds in f32: for f32, and for shapes whose tiles do not fit the shared
-// memory beside the tensor cores.
+// sparse_attention by multiply-adds in f32: for f32, and for shapes whose tiles do not fit the
+// shared memory beside the tensor cores.
 //
 // A block takes one row, 8 heads of one key head and 512 channels of the value, 32 slots at a time:
 //
-//   logits      each warp 4 slots x 8 heads, a channel per lane; keys come from memory once, queries out
-//               of shared memory, 1024 channels at a time
+//   logits      each warp 4 slots x 8 heads, a channel per lane; keys come from memory once,
+//               queries out of shared memory, 1024 channels at a time
 //   softmax     4 lanes per head (HeadSoftmax)
 //   O += P V    each thread two channels x 8 heads in registers, values from memory
 //
 // Order: a logit is 32 chains of FMAs, lane l over channels l, l + 32, ..., added up in a tree; an
 // output is a chain of FMAs over the slots that count.
-// Floor: FMAs, 2 (dim_qk + dim_v) FLOPs per head and slot at 60 TFLOP/s (H200). Reading queries out of
-// shared memory, one per 4 FMAs, bounds it to that rate; latency of the gathered keys to about a third.
+// Floor: FMAs, 2 (dim_qk + dim_v) FLOPs per head and slot at 60 TFLOP/s (H200). Reading queries out
+// of shared memory, one per 4 FMAs, bounds it to that rate; latency of the gathered keys to about a
+// third.
 #include "cuda/sparse_attention.h"
 
 namespace winnow::cuda {

@@ -1,11 +1,10 @@
 // tile_scales on GPUs: a thread gathers the four bytes of a row of a tile, or the scales of one
 // head of a token. Sequences are found by bisection. Bound by memory.
-#include "winnow/tile_scales.h"
-
 #include "base/implementation.h"
 #include "cuda/elements.h"
 #include "cuda/kernel.h"
 #include "cuda/rows.h"
+#include "winnow/tile_scales.h"
 
 namespace winnow::cuda {
 namespace {
@@ -53,8 +52,8 @@ __global__ void __launch_bounds__(kThreads) fill_tiles(Tiling t) {
       t.scale + (present ? token * t.token_stride + row % t.heads * t.head_stride : 0);
   std::uint8_t* tile = t.tiles + tile_byte(row, first, t.groups);
   for (std::int64_t g = 0; g < kScaleTileGroups; ++g) {
-    tile[g] = present && first + g < t.groups ? scales[(first + g) * t.group_stride]
-                                              : std::uint8_t{0};
+    tile[g] =
+        present && first + g < t.groups ? scales[(first + g) * t.group_stride] : std::uint8_t{0};
   }
 }
 
@@ -62,8 +61,7 @@ __global__ void __launch_bounds__(kThreads) fill_scales(Tiling t) {
   const std::int64_t n = static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (n >= t.tokens * t.heads) return;
   const std::int64_t token = n / t.heads, head = n % t.heads;
-  const std::int64_t padded =
-      counterpart(t.cu_seqlens, t.padded_cu_seqlens, t.boundaries, token);
+  const std::int64_t padded = counterpart(t.cu_seqlens, t.padded_cu_seqlens, t.boundaries, token);
   const std::int64_t row = padded * t.heads + head;
   std::uint8_t* scales = t.scale + token * t.token_stride + head * t.head_stride;
   for (std::int64_t g = 0; g < t.groups; ++g) {
@@ -79,18 +77,11 @@ Refusal refuse(const TileScalesArgs&) { return {}; }
 std::int64_t workspace_bytes(const TileScalesArgs&) { return 0; }
 
 void run(const TileScalesArgs& a, Workspace workspace) {
-  const Tiling t{a.scale.as<std::uint8_t>(),
-                 a.scale.strides[0],
-                 a.scale.strides[1],
-                 a.scale.strides[2],
-                 a.scale.shape[0],
-                 a.scale.shape[1],
-                 a.scale.shape[2],
-                 IntRows(a.cu_seqlens),
-                 IntRows(a.padded_cu_seqlens),
-                 a.cu_seqlens.shape[0],
-                 a.tiles.as<std::uint8_t>(),
-                 a.tiles.shape[0] * kScaleTileRows};
+  const Tiling t{
+      a.scale.as<std::uint8_t>(), a.scale.strides[0],         a.scale.strides[1],
+      a.scale.strides[2],         a.scale.shape[0],           a.scale.shape[1],
+      a.scale.shape[2],           IntRows(a.cu_seqlens),      IntRows(a.padded_cu_seqlens),
+      a.cu_seqlens.shape[0],      a.tiles.as<std::uint8_t>(), a.tiles.shape[0] * kScaleTileRows};
   const std::int64_t work =
       a.inverse ? t.tokens * t.heads : t.rows * ceil_div(t.groups, kScaleTileGroups);
   const Kernel<Tiling>& kernel = a.inverse ? kFillScales : kFillTiles;

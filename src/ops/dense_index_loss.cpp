@@ -12,7 +12,8 @@ namespace {
 
 constexpr char kName[] = "dense_index_loss";
 constexpr const Implementation<DenseIndexLossArgs>* kList[] = {
-    WINNOW_CPU_IMPLEMENTATIONS(dense_index_loss) & ref::dense_index_loss_implementation};
+    WINNOW_CUDA_IMPLEMENTATION(dense_index_loss) WINNOW_CPU_IMPLEMENTATIONS(dense_index_loss) &
+    ref::dense_index_loss_implementation};
 
 void check(const DenseIndexLossArgs& a) {
   ops::check_indexer(kName, a.index_query, a.index_key, a.index_weights, a.starts, a.ends);

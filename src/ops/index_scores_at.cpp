@@ -10,7 +10,8 @@ namespace {
 
 constexpr char kName[] = "index_scores_at";
 constexpr const Implementation<IndexScoresAtArgs>* kList[] = {
-    WINNOW_CPU_IMPLEMENTATIONS(index_scores_at) & ref::index_scores_at_implementation};
+    WINNOW_CUDA_IMPLEMENTATION(index_scores_at) WINNOW_CPU_IMPLEMENTATIONS(index_scores_at) &
+    ref::index_scores_at_implementation};
 
 void check(const IndexScoresAtArgs& a) {
   ops::check_indexer(kName, a.index_query, a.index_key, a.index_weights, a.starts, a.ends);

@@ -10,7 +10,8 @@ namespace {
 
 constexpr char kName[] = "index_scores_at_backward";
 constexpr const Implementation<IndexScoresAtBackwardArgs>* kList[] = {
-    WINNOW_CPU_IMPLEMENTATIONS(index_scores_at_backward) &
+    WINNOW_CUDA_IMPLEMENTATION(index_scores_at_backward)
+        WINNOW_CPU_IMPLEMENTATIONS(index_scores_at_backward) &
     ref::index_scores_at_backward_implementation};
 
 void check(const IndexScoresAtBackwardArgs& a) {

@@ -34,11 +34,16 @@
 #if defined(WINNOW_CUDA)
 namespace winnow::cuda {
 extern const Implementation<IndexScoresArgs> index_scores_implementation;
-extern const Implementation<SparseAttentionArgs> sparse_attention_implementation;
 extern const Implementation<SelectTopkArgs> select_topk_implementation;
+extern const Implementation<SparseAttentionArgs> sparse_attention_implementation;
+extern const Implementation<SparseAttentionBackwardArgs> sparse_attention_backward_implementation;
+extern const Implementation<IndexTopkArgs> index_topk_implementation;
 extern const Implementation<MergeAttentionArgs> merge_attention_implementation;
 extern const Implementation<AttentionTargetArgs> attention_target_implementation;
 extern const Implementation<IndexLossArgs> index_loss_implementation;
+extern const Implementation<IndexScoresAtArgs> index_scores_at_implementation;
+extern const Implementation<IndexScoresAtBackwardArgs> index_scores_at_backward_implementation;
+extern const Implementation<DenseIndexLossArgs> dense_index_loss_implementation;
 extern const Implementation<PoolKeysArgs> pool_keys_implementation;
 extern const Implementation<AppendPoolsArgs> append_pools_implementation;
 extern const Implementation<ExpandPoolsArgs> expand_pools_implementation;
@@ -48,6 +53,8 @@ extern const Implementation<DequantiseArgs> dequantise_implementation;
 extern const Implementation<TileScalesArgs> tile_scales_implementation;
 }  // namespace winnow::cuda
 namespace winnow::cuda::sm90 {
+extern const Implementation<IndexScoresArgs> index_scores_implementation;
+extern const Implementation<IndexTopkArgs> index_topk_implementation;
 extern const Implementation<SelectTopkArgs> select_topk_implementation;
 }  // namespace winnow::cuda::sm90
 #define WINNOW_CUDA_IMPLEMENTATION(operation) &cuda::operation##_implementation,

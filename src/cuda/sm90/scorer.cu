@@ -1,0 +1,569 @@
+// The scorer of compute capability 9.0: 32 or 64 heads of 128 channels, keys in one piece; bf16, and FP8
+// and MXFP8, whose codes become bf16 in scratch first, exactly (chunk.h). Their own tensor cores add with
+// about 14 bits: 3.1e-4 relative error of a score where bf16 has 2.4e-6.
+//
+// Tile: a block holds 8 rows (16 of 32 heads) in shared memory and streams tiles of 64 keys past them.
+//   Keys are the left operand, 64 rows of a product; queries the right one, so the sum over heads runs
+//   over a thread's own sums. The columns are ordered so that each thread's sums belong to one query:
+//   8 b + 2 c + e holds query c, head 2 b + e, and lane c of a quad sees 8 b + 2 c + {0, 1}: no shuffles.
+// Roles: one warp feeds (TMA); two warpgroups own half of the rows each and both see every tile, so keys
+//   are read once per 8 (16) rows. The columns of a warpgroup are two halves with sums of their own: one
+//   half multiplies while the other is summed. Weights (64 registers) stay for a whole run of tiles.
+// Work: the plan gives each block an equal, contiguous share of the list (block of rows, tile of keys) of
+//   each chunk of keys, so ragged and causal rows balance. A score does not depend on where its tile
+//   landed.
+// Shared memory: 128 KB of queries, five stages of 16 KB of keys.
+// Scratch: the plan; codes as bf16, of 4096 rows and 262144 keys at a time, 136 MB at most.
+// Order: channels as the tensor core adds them, 16 at a time; heads 2 b and 2 b + 1 in an FMA chain each
+//   over b ascending; their sum; dot_scale; the scales of row and key.
+// Floor: 2 * heads * dim FLOPs per score at the rate of wgmma; 8.7 ms for 4096 x 131072 x 64 x 128 at the
+//   1.98 GHz that an H200 does not hold under this load (1.5 GHz: 11 ms). Bound by it and by power.
+#include "cuda/chunk.h"
+#include "cuda/mma.h"
+#include "cuda/sm90/scorer.h"
+#include "cuda/sm90/tma.h"
+#include "cuda/sm90/wgmma.h"
+
+namespace winnow::cuda::sm90 {
+namespace {
+
+constexpr int kKeys = 64, kWarpgroups = 2, kThreads = 128 * (1 + kWarpgroups);
+constexpr int kFeedRegisters = 40, kMathRegisters = 232;
+constexpr std::int64_t kChunkTiles =
+    4096;  // that all rows see before the next: they stay in the L2
+
+template <int kHeads_>
+struct Shape {
+  static constexpr int kHeads = kHeads_;
+  static constexpr int kSets = 64 / kHeads;  // of 4 queries, in a warpgroup
+  static constexpr int kGroupRows = 4 * kSets, kRows = kWarpgroups * kGroupRows;
+  static constexpr int kColumns = kGroupRows * kHeads;  // of a warpgroup: 256
+  static constexpr int kBlocks = kColumns / 8;          // of 8 columns: 4 queries, 2 heads
+  static constexpr int kRowBytes = 2 * kScorerDim;
+  static constexpr int kSlices = kRowBytes / 128,
+                       kSlice = 64;              // 128-byte slices along the channels
+  static constexpr int kSteps = kRowBytes / 32;  // products along the channels
+  static constexpr int kStages = 5;
+  static constexpr int kGroupBytes = kColumns * kRowBytes, kQueryBytes = kWarpgroups * kGroupBytes;
+  static constexpr int kKeyBytes = kKeys * kRowBytes;
+  static constexpr int kBarriersAt = kQueryBytes + kStages * kKeyBytes;
+  static constexpr int kBytes = kBarriersAt + 8 * 2 * (kStages + 1);
+  static_assert(kBytes <= 232448 && kColumns == 256);
+  // setmaxnreg waits forever for registers that the block was not launched with.
+  static_assert(kFeedRegisters + kWarpgroups * kMathRegisters <= 65536 / 128);
+};
+
+// ---- the plan -------------------------------------------------------------------------------------
+// Of each chunk of keys: for every block of rows, the tiles before it and its first one; [blocks + 1].
+__global__ void __launch_bounds__(1024)
+    plan_kernel(const __grid_constant__ Scorer s, int rows_of_block, int blocks, int2* plan) {
+  __shared__ int sums[1024];
+  const int t = threadIdx.x;
+  const std::int64_t first = s.first_key / kKeys + blockIdx.x * kChunkTiles;
+  const std::int64_t last = first + kChunkTiles;
+  plan += static_cast<std::int64_t>(blockIdx.x) * (blocks + 1);
+  int before = 0;
+  for (int base = 0; base <= blocks; base += 1024) {
+    const int block = base + t;
+    std::int64_t start = INT64_MAX, end = 0;
+    for (int r = 0; r < rows_of_block && block < blocks; ++r) {
+      const std::int64_t row = s.first_row + static_cast<std::int64_t>(block) * rows_of_block + r;
+      if (row >= s.last_row) break;
+      const Range visible = s.visible(row);
+      if (visible.length() == 0) continue;
+      start = min(start, visible.start);
+      end = max(end, visible.end);
+    }
+    const std::int64_t from = max(start / kKeys, first);
+    const std::int64_t to = min((end + kKeys - 1) / kKeys, last);
+    const int n = to > from ? static_cast<int>(to - from) : 0;
+    sums[t] = n;
+    __syncthreads();
+    for (int d = 1; d < 1024; d *= 2) {
+      const int x = t >= d ? sums[t - d] : 0;
+      __syncthreads();
+      sums[t] += x;
+      __syncthreads();
+    }
+    if (block <= blocks) plan[block] = make_int2(before + sums[t] - n, static_cast<int>(from));
+    before += sums[1023];
+    __syncthreads();
+  }
+}
+
+struct Plan {
+  const int2* entries;
+  int chunks, blocks;
+};
+
+// A run of tiles of one block of rows.
+struct Run {
+  int block, tile, tiles;
+};
+
+// Walks this block's share of the plan; every warp walks it alike.
+class Walk {
+ public:
+  __device__ explicit Walk(const Plan& plan) : plan_(plan) {}
+  __device__ bool next(Run& run) {
+    while (position_ >= end_) {
+      if (++chunk_ >= plan_.chunks) return false;
+      entries_ = plan_.entries + static_cast<std::int64_t>(chunk_) * (plan_.blocks + 1);
+      const std::int64_t total = __ldg(&entries_[plan_.blocks].x);
+      position_ = static_cast<int>(total * blockIdx.x / gridDim.x);
+      end_ = static_cast<int>(total * (blockIdx.x + 1) / gridDim.x);
+      int low = 0, high = plan_.blocks;  // the last block that begins at or before the position
+      while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        (__ldg(&entries_[middle].x) <= position_ ? low : high) = middle;
+      }
+      block_ = low;
+    }
+    int2 here = __ldg(&entries_[block_]);
+    int stop = __ldg(&entries_[block_ + 1].x);
+    while (stop <= position_) {
+      ++block_;
+      here = __ldg(&entries_[block_]);
+      stop = __ldg(&entries_[block_ + 1].x);
+    }
+    run = {block_, here.y + position_ - here.x, min(stop, end_) - position_};
+    position_ += run.tiles;
+    return true;
+  }
+
+ private:
+  const Plan& plan_;
+  const int2* entries_ = nullptr;
+  int chunk_ = -1, block_ = 0, position_ = 0, end_ = 0;
+};
+
+// ---- shared memory --------------------------------------------------------------------------------
+struct Ring {  // place and phase in a circular buffer
+  int i = 0;
+  std::uint32_t phase = 0;
+  template <int kSize>
+  __device__ void step() {
+    if (++i == kSize) {
+      i = 0;
+      phase ^= 1;
+    }
+  }
+};
+
+template <class S>
+struct Memory {  // addresses
+  std::uint32_t queries;
+  __device__ std::uint32_t keys(int i) const { return queries + S::kQueryBytes + i * S::kKeyBytes; }
+  __device__ std::uint32_t barrier(int i) const { return queries + S::kBarriersAt + 8 * i; }
+  __device__ std::uint32_t keys_full(int i) const { return barrier(i); }
+  __device__ std::uint32_t keys_empty(int i) const { return barrier(S::kStages + i); }
+  __device__ std::uint32_t queries_full() const { return barrier(2 * S::kStages); }
+  __device__ std::uint32_t queries_empty() const { return barrier(2 * S::kStages + 1); }
+};
+
+// What multiplies a finished score, beside dot_scale; null where nothing does.
+struct Factors {
+  const float* key = nullptr;  // FP8, a scale for each key of the call
+  std::int64_t key_stride = 0;
+  const std::int32_t* key_exponent = nullptr;  // MXFP8, of the keys in scratch
+  const std::int32_t* row_exponent = nullptr;  // of the rows in scratch
+};
+
+// Where the maps begin: the row and the key that are their first.
+struct Origin {
+  std::int64_t row, key;
+};
+
+// ---- roles ----------------------------------------------------------------------------------------
+template <class S>
+__device__ void feed(const Memory<S>& memory, const CUtensorMap* query, const CUtensorMap* key,
+                     const Scorer& s, const Plan& plan, const Origin& origin) {
+  constexpr int kSetBlocks = S::kBlocks / S::kSets;
+  Ring keys, queries;
+  Run run;
+  for (Walk walk(plan); walk.next(run);) {
+    if (threadIdx.x == 0) {
+      const std::uint32_t full = memory.queries_full();
+      wait(memory.queries_empty(), queries.phase ^ 1);
+      expect_bytes(full, S::kQueryBytes);
+      for (int b = 0; b < kWarpgroups * S::kBlocks; ++b) {  // 8 columns: 4 queries, 2 heads
+        const int group = b / S::kBlocks, block = b % S::kBlocks;
+        const std::int64_t row = s.first_row - origin.row +
+                                 static_cast<std::int64_t>(run.block) * S::kRows +
+                                 group * S::kGroupRows + block / kSetBlocks * 4;
+        for (int p = 0; p < S::kSlices; ++p) {
+          load_box(memory.queries + group * S::kGroupBytes + (p * S::kBlocks + block) * 1024, query,
+                   full, p * S::kSlice, block % kSetBlocks * 2, static_cast<int>(row));
+        }
+      }
+      for (int t = 0; t < run.tiles; ++t) {
+        wait(memory.keys_empty(keys.i), keys.phase ^ 1);
+        expect_bytes(memory.keys_full(keys.i), S::kKeyBytes);
+        for (int p = 0; p < S::kSlices; ++p) {
+          load_box(memory.keys(keys.i) + p * kKeys * 128, key, memory.keys_full(keys.i),
+                   p * S::kSlice,
+                   static_cast<int>(static_cast<std::int64_t>(run.tile + t) * kKeys - origin.key));
+        }
+        keys.step<S::kStages>();
+      }
+      queries.step<1>();
+    }
+    __syncwarp();
+  }
+}
+
+// Where the sums of a thread go, for one set of queries.
+struct Output {
+  float* scores;
+  std::int64_t start;
+  std::uint32_t length;
+  std::int32_t exponent;
+
+  __device__ void set(const Scorer& s, std::int64_t row, const Origin& origin,
+                      const Factors& factors) {
+    start = 0;
+    length = 0;
+    if (row >= s.last_row) return;
+    const Range visible = s.visible(row);
+    start = visible.start;
+    length = static_cast<std::uint32_t>(visible.length());
+    scores = s.scores_of(row);
+    exponent = factors.row_exponent != nullptr ? factors.row_exponent[row - origin.row] : 0;
+    asm volatile("" : "+l"(scores));  // keep it: ptxas would multiply again for every tile
+  }
+  __device__ void put(std::int64_t key, float score, const Origin& origin,
+                      const Factors& factors) const {
+    if (static_cast<std::uint64_t>(key - start) >= length) return;
+    if (factors.key != nullptr) score *= __ldg(factors.key + key * factors.key_stride);
+    if (factors.key_exponent != nullptr)
+      score = ldexpf(score, exponent + __ldg(factors.key_exponent + key - origin.key));
+    __stcs(scores + key, score);
+  }
+};
+
+// One product of a tile with half of the columns of a warpgroup.
+template <class S>
+__device__ void multiply_tile(float (&d)[64], std::uint32_t keys, std::uint32_t queries) {
+  const std::uint32_t a = descriptor(keys), b = descriptor(queries);
+  pin(d);
+  products_begin();
+#pragma unroll
+  for (int i = 0; i < S::kSteps; ++i) {
+    const std::uint32_t slice = i / 4, in = i % 4 * 32;
+    multiply<BF16>(d, a + (slice * kKeys * 128 + in) / 16,
+                   b + (slice * S::kColumns * 128 + in) / 16, i > 0);
+  }
+  products_commit();
+}
+
+template <class S>
+__device__ void sum(const Memory<S>& memory, const Scorer& s, const Plan& plan,
+                    const Origin& origin, const Factors& factors) {
+  constexpr int kHalfBlocks = S::kBlocks / 2, kSetBlocks = S::kBlocks / S::kSets;
+  const int group = uniform(threadIdx.x / 128 - 1), warp = threadIdx.x / 32 % 4;
+  const int lane = threadIdx.x % 32, g = lane / 4, c = lane % 4;
+  const float floor = s.floor, dot_scale = s.dot_scale;
+  float d[2][64], weight[2 * S::kBlocks];
+  Output output[S::kSets];
+  Ring keys, queries;
+
+  float sums[4];
+  // The sums over heads of half h; a set's scores when they are complete.
+  auto finish = [&](int h, int tile) {
+    const int set = S::kSets == 2 ? h : 0;
+    if (S::kSets == 2 || h == 0) sums[0] = sums[1] = sums[2] = sums[3] = 0;
+#pragma unroll
+    for (int b = 0; b < kHalfBlocks; ++b) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {  // 2 r + e
+        sums[i] = fmaf(max_nan(d[h][4 * b + i], floor), weight[2 * (h * kHalfBlocks + b) + i % 2],
+                       sums[i]);
+      }
+    }
+    if (S::kSets == 1 && h == 0) return;
+    float scores[2] = {dot_scale * (sums[0] + sums[1]), dot_scale * (sums[2] + sums[3])};
+    pin(scores);  // or the compiler sinks half of the sum into the test for visible keys
+    const std::int64_t key = static_cast<std::int64_t>(tile) * kKeys + 16 * warp + g;
+    output[set].put(key, scores[0], origin, factors);
+    output[set].put(key + 8, scores[1], origin, factors);
+  };
+
+  Run run;
+  for (Walk walk(plan); walk.next(run);) {
+    const std::int64_t first_row =
+        s.first_row + static_cast<std::int64_t>(run.block) * S::kRows + group * S::kGroupRows + c;
+#pragma unroll
+    for (int b = 0; b < S::kBlocks; ++b) {
+      const std::int64_t row = first_row + b / kSetBlocks * 4;
+#pragma unroll
+      for (int e = 0; e < 2; ++e) {
+        weight[2 * b + e] = row < s.last_row ? s.weight(row, b % kSetBlocks * 2 + e) : 0;
+      }
+    }
+#pragma unroll
+    for (int set = 0; set < S::kSets; ++set)
+      output[set].set(s, first_row + 4 * set, origin, factors);
+
+    wait(memory.queries_full(), queries.phase);
+    const std::uint32_t low = memory.queries + group * S::kGroupBytes;
+    const std::uint32_t high = low + 128 * 128;
+    auto release = [&](int stage) {
+      __syncwarp();
+      if (lane == 0) arrive(memory.keys_empty(stage));
+    };
+    // One product in flight, across the edge of the loop too. The other warpgroup's runs between a
+    // wait and the next issue.
+    wait(memory.keys_full(keys.i), keys.phase);
+    multiply_tile<S>(d[0], memory.keys(keys.i), low);
+    for (int t = 0; t < run.tiles - 1; ++t) {
+      const int stage = keys.i;
+      products_wait();
+      pin(d[0]);
+      multiply_tile<S>(d[1], memory.keys(stage), high);
+      finish(0, run.tile + t);
+      keys.step<S::kStages>();
+      wait(memory.keys_full(keys.i), keys.phase);
+      products_wait();
+      pin(d[1]);
+      multiply_tile<S>(d[0], memory.keys(keys.i), low);
+      release(stage);
+      finish(1, run.tile + t);
+    }
+    products_wait();
+    pin(d[0]);
+    multiply_tile<S>(d[1], memory.keys(keys.i), high);
+    finish(0, run.tile + run.tiles - 1);
+    products_wait();
+    pin(d[1]);
+    release(keys.i);
+    keys.step<S::kStages>();
+    finish(1, run.tile + run.tiles - 1);
+    __syncwarp();
+    if (lane == 0) arrive(memory.queries_empty());
+    queries.step<1>();
+  }
+}
+
+template <int kHeads>
+__global__ void __launch_bounds__(kThreads, 1)
+    score_kernel(const __grid_constant__ CUtensorMap query, const __grid_constant__ CUtensorMap key,
+                 const __grid_constant__ Scorer s, const __grid_constant__ Plan plan,
+                 const __grid_constant__ Origin origin, const __grid_constant__ Factors factors) {
+  using S = Shape<kHeads>;
+  extern __shared__ __align__(1024) unsigned char bytes[];
+  const int base = uniform(static_cast<int>(shared_address(bytes)));
+  const Memory<S> memory{static_cast<std::uint32_t>(base)};
+  if (threadIdx.x == 0) {
+    for (int i = 0; i < S::kStages; ++i) {
+      barrier_init(memory.keys_full(i), 1);
+      barrier_init(memory.keys_empty(i), 4 * kWarpgroups);
+    }
+    barrier_init(memory.queries_full(), 1);
+    barrier_init(memory.queries_empty(), 4 * kWarpgroups);
+    barriers_visible();
+    prefetch_map(&query);
+    prefetch_map(&key);
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    give_registers<kFeedRegisters>();
+    if (threadIdx.x < 32) feed<S>(memory, &query, &key, s, plan, origin);
+  } else {
+    take_registers<kMathRegisters>();
+    sum<S>(memory, s, plan, origin, factors);
+  }
+}
+
+// ---- codes as bf16 --------------------------------------------------------------------------------
+constexpr int kChunks = kScorerDim / 8, kGroups = kScorerDim / 32;  // of a head or key
+
+// The codes of a row's heads, [rows][heads][128], and the exponent of its largest scale; a block a row.
+__global__ void __launch_bounds__(256)
+    widen_queries(const __grid_constant__ Scorer s, uint4* to, std::int32_t* exponent) {
+  const std::int64_t row = s.first_row + blockIdx.x;
+  const E8M0* scales = s.query_scale + row * s.query_scale_row;
+  __shared__ int largest;
+  if (threadIdx.x == 0) largest = 0;
+  __syncthreads();
+  if (s.query_scale != nullptr) {
+    for (int h = threadIdx.x; h < s.heads; h += blockDim.x)
+      atomicMax(&largest, largest_scale(scales + h * s.query_scale_head, kGroups));
+  }
+  __syncthreads();
+  if (threadIdx.x == 0) exponent[blockIdx.x] = largest - 127;
+  for (int i = threadIdx.x; i < s.heads * kChunks; i += blockDim.x) {
+    const int head = i / kChunks, chunk = i % kChunks;
+    const auto* codes =
+        static_cast<const E4M3*>(s.query) + row * s.query_row + head * s.query_head + 8 * chunk;
+    const std::uint32_t power =
+        s.query_scale == nullptr
+            ? kUnscaled
+            : power_bits(scales[head * s.query_scale_head + chunk / 4], largest);
+    to[static_cast<std::int64_t>(blockIdx.x) * s.heads * kChunks + i] =
+        codes_to_bf16(load_chunk(codes, 8), power);
+  }
+}
+
+// The codes of the call's keys, [keys][128], and the exponents of their largest scales.
+__global__ void __launch_bounds__(256)
+    widen_keys(const __grid_constant__ Scorer s, uint4* to, std::int32_t* exponent) {
+  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+  const std::int64_t key = s.first_key + i / kChunks;
+  const int chunk = static_cast<int>(i % kChunks);
+  if (key >= s.last_key) return;
+  std::uint32_t power = kUnscaled;
+  if (s.query_scale != nullptr) {
+    const auto* scales = static_cast<const E8M0*>(s.key_scale) + key * s.scale_places.key_stride;
+    const int largest = largest_scale(scales, kGroups);
+    power = power_bits(scales[chunk / 4], largest);
+    if (chunk == 0) exponent[i / kChunks] = largest - 127;
+  }
+  const auto* codes = static_cast<const E4M3*>(s.key) + key * s.places.key_stride + 8 * chunk;
+  to[i] = codes_to_bf16(load_chunk(codes, 8), power);
+}
+
+// ---- the host -------------------------------------------------------------------------------------
+template <int kHeads>
+const Kernel kScore{score_kernel<kHeads>, Shape<kHeads>::kBytes};
+const Kernel kPlan{plan_kernel};
+const Kernel kWidenQueries{widen_queries};
+const Kernel kWidenKeys{widen_keys};
+
+constexpr std::int64_t kWideRows = 4096, kWideKeys = kChunkTiles * kKeys;
+
+int rows_of_block(int heads) { return heads == 64 ? 8 : 16; }
+std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
+std::int64_t chunks_of(std::int64_t first_key, std::int64_t last_key) {
+  return ceil_div(ceil_div(last_key, kKeys) - first_key / kKeys, kChunkTiles);
+}
+
+// bf16 tensors, in elements.
+struct Numbers {
+  const void* query;
+  std::int64_t query_row, query_head, rows;
+  const void* key;
+  std::int64_t key_stride, keys;
+};
+
+template <int kHeads>
+void launch(const char* operation, const Scorer& s, const Numbers& numbers, const Plan& plan,
+            const Origin& origin, const Factors& factors, cudaStream_t stream) {
+  using S = Shape<kHeads>;
+  constexpr auto kType = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  auto size = [](std::int64_t x) { return static_cast<cuuint64_t>(x); };
+  const CUtensorMap query =
+      tensor_map(operation, {kType,
+                             numbers.query,
+                             3,
+                             {kScorerDim, kHeads, size(numbers.rows)},
+                             {size(2 * numbers.query_head), size(2 * numbers.query_row)},
+                             {S::kSlice, 2, 4},
+                             true});
+  const CUtensorMap key = tensor_map(operation, {kType,
+                                                 numbers.key,
+                                                 2,
+                                                 {kScorerDim, size(numbers.keys), 1},
+                                                 {size(2 * numbers.key_stride), 0},
+                                                 {S::kSlice, kKeys, 1},
+                                                 true});
+  kScore<kHeads>.launch(operation,
+                        {.grid = dim3(static_cast<unsigned>(processors())),
+                         .block = dim3(kThreads),
+                         .shared_bytes = S::kBytes,
+                         .stream = stream},
+                        query, key, s, plan, origin, factors);
+}
+
+void score_numbers(const char* operation, const Scorer& s, const Numbers& numbers,
+                   const Origin& origin, const Factors& factors, int2* entries,
+                   cudaStream_t stream) {
+  const int rows = rows_of_block(s.heads);
+  const int blocks = static_cast<int>(ceil_div(s.last_row - s.first_row, rows));
+  const int chunks = static_cast<int>(chunks_of(s.first_key, s.last_key));
+  kPlan.launch(operation,
+               {.grid = dim3(static_cast<unsigned>(chunks)), .block = dim3(1024), .stream = stream},
+               s, rows, blocks, entries);
+  const Plan plan{entries, chunks, blocks};
+  if (s.heads == 64) return launch<64>(operation, s, numbers, plan, origin, factors, stream);
+  launch<32>(operation, s, numbers, plan, origin, factors, stream);
+}
+
+// The scratch of a call, from an address at a multiple of 16 bytes.
+struct Scratch {
+  std::int64_t rows, keys;  // of codes at a time
+  unsigned char *queries, *key_numbers, *row_exponent, *key_exponent, *plan, *end;
+
+  Scratch(void* memory, std::int64_t all_rows, std::int64_t all_keys, int heads, DType dtype)
+      : rows(dtype == DType::kE4M3 ? min(all_rows, kWideRows) : 0),
+        keys(dtype == DType::kE4M3 ? min(all_keys, kWideKeys) : 0) {
+    queries = static_cast<unsigned char*>(memory);
+    key_numbers = queries + 2 * kScorerDim * heads * rows;
+    row_exponent = key_numbers + 2 * kScorerDim * keys;
+    key_exponent = row_exponent + 16 * ceil_div(4 * rows, 16);
+    plan = key_exponent + 16 * ceil_div(4 * keys, 16);
+    const bool none = all_rows == 0 || all_keys == 0;
+    end = plan +
+          (none ? 0 : 8 * (ceil_div(all_rows, rows_of_block(heads)) + 1) * chunks_of(0, all_keys));
+  }
+};
+
+void score_codes(const char* operation, Scorer s, const Scratch& scratch, cudaStream_t stream) {
+  const Scorer all = s;
+  auto* row_exponent = reinterpret_cast<std::int32_t*>(scratch.row_exponent);
+  auto* key_exponent = reinterpret_cast<std::int32_t*>(scratch.key_exponent);
+  const bool mxfp8 = s.query_scale != nullptr;
+  Factors factors;
+  if (mxfp8) {
+    factors.row_exponent = row_exponent;
+    factors.key_exponent = key_exponent;
+  } else {
+    factors.key = static_cast<const float*>(s.key_scale);
+    factors.key_stride = s.scale_places.key_stride;
+  }
+  for (std::int64_t row = all.first_row; row < all.last_row; row += scratch.rows) {
+    s.first_row = row;
+    s.last_row = min(row + scratch.rows, all.last_row);
+    s.scores = all.scores + (row - all.first_row) * all.score_row;
+    const std::int64_t rows = s.last_row - row;
+    s.first_key = all.first_key;
+    kWidenQueries.launch(
+        operation,
+        {.grid = dim3(static_cast<unsigned>(rows)), .block = dim3(256), .stream = stream}, s,
+        reinterpret_cast<uint4*>(scratch.queries), row_exponent);
+    for (std::int64_t key = all.first_key; key < all.last_key; key += scratch.keys) {
+      s.first_key = key;
+      s.last_key = min(key + scratch.keys, all.last_key);
+      const std::int64_t keys = s.last_key - key;
+      kWidenKeys.launch(operation,
+                        {.grid = dim3(static_cast<unsigned>(ceil_div(keys * kChunks, 256))),
+                         .block = dim3(256),
+                         .stream = stream},
+                        s, reinterpret_cast<uint4*>(scratch.key_numbers), key_exponent);
+      score_numbers(operation, s,
+                    {scratch.queries, static_cast<std::int64_t>(s.heads) * kScorerDim, kScorerDim,
+                     rows, scratch.key_numbers, kScorerDim, keys},
+                    {row, key}, factors, reinterpret_cast<int2*>(scratch.plan), stream);
+    }
+  }
+}
+
+}  // namespace
+
+std::int64_t score_workspace_bytes(std::int64_t rows, std::int64_t keys, int heads, DType dtype) {
+  const Scratch scratch(nullptr, rows, keys, heads, dtype);
+  return scratch.end - scratch.queries;
+}
+
+void score(const char* operation, const Scorer& s, void* workspace, cudaStream_t stream) {
+  if (s.first_row == s.last_row || s.first_key == s.last_key || s.width == 0) return;
+  const Scratch scratch(workspace, s.last_row - s.first_row, s.last_key, s.heads, s.dtype);
+  if (s.dtype == DType::kE4M3) return score_codes(operation, s, scratch, stream);
+  auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
+  if (!aligned(s.query) || !aligned(s.key)) return cuda::score(operation, s, stream);
+  score_numbers(
+      operation, s,
+      {s.query, s.query_row, s.query_head, s.rows, s.key, s.places.key_stride, s.ranges.keys},
+      {0, 0}, {}, reinterpret_cast<int2*>(scratch.plan), stream);
+}
+
+}  // namespace winnow::cuda::sm90

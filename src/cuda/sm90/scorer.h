@@ -1,0 +1,35 @@
+// The scorer of compute capability 9.0 (scorer.cu), as index_scores and index_topk call it.
+#pragma once
+
+#include "cuda/scorer.h"
+
+namespace winnow::cuda::sm90 {
+
+constexpr int kScorerDim = 128;  // channels
+
+template <class Args>
+Refusal refuse_scorer(const Args& a) {
+  const Refusal refusal = cuda::refuse_scorer(a);
+  if (!refusal.empty()) return refusal;
+  const Tensor &q = a.index_query, &k = a.index_key.data;
+  if (q.dtype != DType::kBF16 && q.dtype != DType::kE4M3) return "takes bf16 and e4m3";
+  if (q.shape[1] != 32 && q.shape[1] != 64) return "takes 32 or 64 index heads";
+  if (q.shape[2] != kScorerDim) return "takes 128 channels";
+  if (a.index_key.paged()) return "takes keys in one piece";
+  if (q.dtype == DType::kE4M3) return {};
+  // TMA steps by multiples of 16 bytes.
+  if (q.strides[0] % 8 != 0 || q.strides[1] % 8 != 0 || k.strides[0] % 8 != 0) {
+    return "rows, heads and keys must lie at multiples of 16 bytes";
+  }
+  if (q.strides[0] <= 0 || q.strides[1] <= 0 || k.strides[0] <= 0) {
+    return "strides must be positive";
+  }
+  return {};
+}
+
+// Scratch of a call of `score` over so many rows and keys, at a multiple of 16 bytes. It is bounded.
+std::int64_t score_workspace_bytes(std::int64_t rows, std::int64_t keys, int heads, DType dtype);
+// As cuda::score. Memory that does not begin at a multiple of 16 bytes is left to it.
+void score(const char* operation, const Scorer& scorer, void* workspace, cudaStream_t stream);
+
+}  // namespace winnow::cuda::sm90
