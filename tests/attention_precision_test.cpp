@@ -33,7 +33,7 @@ struct Trial {
   ParameterList parameters;
   RopeTables ropes;
   Layer layer;
-  KeyCache cache;
+  Activations activations;
   Memory memory;
   Parameter x;
   std::vector<std::int32_t> positions = std::vector<std::int32_t>(kRows);
@@ -50,11 +50,12 @@ struct Trial {
     rows.positions = positions;
     rows.starts = make_tensor(ranges.starts.data(), DType::kI32, {kRows});
     rows.ends = make_tensor(ranges.ends.data(), DType::kI32, {kRows});
-    cache.fit(c, dtype, kRows);
+    activations.cache.fit(c, dtype, kRows);
   }
+  const Tensor& ids() const { return activations.core.selected.topk_indices; }
   LayerResult forward(const LayerOptions& options) {
     const Array output(x.value.view().dtype, {kRows, config.hidden_size});
-    return layer.forward(x.value, rows, options, cache, memory, output);
+    return layer.forward(x.value, rows, options, activations.kept(), memory, output);
   }
 };
 
@@ -72,7 +73,7 @@ TEST(Mxfp8Selection, IsThatOfTheQuantisedInputsAndTheLossReadsTheOthers) {
       ids(DType::kI32, {kRows, 8}), lengths(DType::kI32, {kRows}), scores(DType::kF32, {kRows, 8}),
       quantised_scores(DType::kF32, {kRows, 8});
   quantise({trial.memory.index_query, true, 0, query, query_scale}, {});
-  quantise({trial.cache.index_key, true, 0, key, key_scale}, {});
+  quantise({trial.activations.cache.index_key, true, 0, key, key_scale}, {});
   IndexTopkArgs topk = {query,
                         key,
                         trial.memory.index_weights,
@@ -86,7 +87,7 @@ TEST(Mxfp8Selection, IsThatOfTheQuantisedInputsAndTheLossReadsTheOthers) {
   topk.index_key_scale = key_scale;
   call(index_topk, index_topk_workspace_bytes, topk, trial.memory.scratch);
   const IndexScoresAtArgs at = {trial.memory.index_query,
-                                trial.cache.index_key.view(),
+                                trial.activations.cache.index_key.view(),
                                 trial.memory.index_weights,
                                 ids,
                                 trial.rows.starts,
@@ -96,7 +97,7 @@ TEST(Mxfp8Selection, IsThatOfTheQuantisedInputsAndTheLossReadsTheOthers) {
   call(index_scores_at, index_scores_at_workspace_bytes, at, trial.memory.scratch);
   int differ = 0;
   for (std::int64_t n = 0; n < kRows * 8; ++n) {
-    EXPECT_EQ(trial.layer.selection().as<std::int32_t>()[n], ids.as<std::int32_t>()[n]) << n;
+    EXPECT_EQ(trial.ids().as<std::int32_t>()[n], ids.as<std::int32_t>()[n]) << n;
     EXPECT_EQ(trial.memory.topk_scores.as<float>()[n], scores.as<float>()[n]) << n;
     differ += scores.as<float>()[n] != quantised_scores.as<float>()[n] ? 1 : 0;
   }
@@ -116,11 +117,10 @@ TEST(Mxfp8Selection, GrowsWithTheCache) {
     one.ends = grown.rows.ends.rows(i, 1);
     one.first_key = i;
     const Array output(DType::kF32, {1, grown.config.hidden_size});
-    grown.layer.forward(grown.x.value.view().rows(i, 1), one, options, grown.cache, grown.memory,
-                        output);
+    grown.layer.forward(grown.x.value.view().rows(i, 1), one, options, grown.activations.kept(),
+                        grown.memory, output);
     for (std::int64_t s = 0; s < 8; ++s) {
-      EXPECT_EQ(grown.layer.selection().as<std::int32_t>()[s],
-                whole.layer.selection().as<std::int32_t>()[i * 8 + s]);
+      EXPECT_EQ(grown.ids().as<std::int32_t>()[s], whole.ids().as<std::int32_t>()[i * 8 + s]);
     }
   }
 }
@@ -144,7 +144,7 @@ TEST(Mxfp8Selection, ScoresThatAreNotFiniteAreDropped) {
   LayerOptions options;
   options.mode = AttentionMode::kSparse;
   trial.forward(options);
-  const std::int32_t* ids = trial.layer.selection().as<std::int32_t>();
+  const std::int32_t* ids = trial.ids().as<std::int32_t>();
   const std::vector<std::int32_t> row4(ids + 12, ids + 15), row5(ids + 15, ids + 18);
   EXPECT_EQ(row4, (std::vector<std::int32_t>{0, -1, -1}));  // 2 and 4 score +inf
   EXPECT_EQ(row5, (std::vector<std::int32_t>{0, 2, 4}));    // 1e20 is a number
@@ -276,8 +276,8 @@ TEST(IndexerOutputs, TheNormedKeyInBf16) {
   rounded.forward(options);
   int differ = 0;
   for (std::int64_t n = 0; n < kRows * 8; ++n) {
-    const float x = full.cache.index_key.as<float>()[n];
-    EXPECT_EQ(rounded.cache.index_key.as<float>()[n], to_float(to_bf16(x)));
+    const float x = full.activations.cache.index_key.as<float>()[n];
+    EXPECT_EQ(rounded.activations.cache.index_key.as<float>()[n], to_float(to_bf16(x)));
     differ += x != to_float(to_bf16(x)) ? 1 : 0;
   }
   EXPECT_GT(differ, 100);

@@ -202,11 +202,11 @@ TEST(Mla, AbsorbedEqualsExpanded) {
   view.positions = positions;
   view.starts = make_tensor(ranges.starts.data(), DType::kI32, {rows});
   view.ends = make_tensor(ranges.ends.data(), DType::kI32, {rows});
-  KeyCache cache;
-  cache.fit(c, DType::kF64, rows);
+  Activations activations;
+  activations.cache.fit(c, DType::kF64, rows);
   Memory memory;
   Array output(DType::kF64, {rows, hidden});
-  layer.forward(x.value, view, {}, cache, memory, output);
+  layer.forward(x.value, view, {}, activations.kept(), memory, output);
 
   const auto product = [](const double* weight, const double* in, std::int64_t out_size,
                           std::int64_t in_size) {

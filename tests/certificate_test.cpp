@@ -22,7 +22,7 @@ struct Trial {
   ParameterList parameters;
   RopeTables ropes;
   Layer layer;
-  KeyCache cache;
+  Activations activations;
   Memory memory;
   Parameter x;
   std::vector<std::int32_t> positions;
@@ -45,7 +45,7 @@ struct Trial {
     return view;
   }
   // Forward and backward; returns the certificate.
-  bool run(AttentionMode mode, bool reuse = false) {
+  bool run(AttentionMode mode, bool hold = false) {
     const std::int64_t n = ranges.rows();
     positions.assign(static_cast<std::size_t>(n), 0);
     const Tensor in = x.value.view().rows(0, n);
@@ -55,13 +55,13 @@ struct Trial {
     for (std::int64_t i = 0; i < d_output.elements(); ++i)
       d_output.as<float>()[i] = static_cast<float>(i % 7) - 3;
     for (const auto& p : parameters.all()) p->grad.zero();
-    cache.fit(config, DType::kF32, n);
+    activations.cache.fit(config, DType::kF32, n);
     LayerOptions options;
     options.mode = mode;
-    options.reuse_selection = reuse;
-    layer.forward(in, rows(), options, cache, memory, output);
-    layer.backward(in, rows(), cache, d_output, d_x, memory);
-    return layer.rows_nonempty(rows());
+    options.hold_selection = hold;
+    layer.forward(in, rows(), options, activations.kept(), memory, output);
+    layer.backward(in, rows(), options, activations.kept(), d_output, d_x, {}, memory);
+    return activations.core.selected.rows_nonempty;
   }
 };
 

@@ -21,34 +21,45 @@ class Gqa final : public Projection {
     output_ = add("o_proj.weight", c_.hidden_size, c_.heads * c_.v_head_dim);
   }
 
-  void forward(const Tensor& x, const Rows& rows, KeyCache& cache) override {
-    query_.fit(dtype_, {rows.count(), c_.heads, head_dim()});
-    const Tensor key = cache.key.view().rows(rows.first_key, rows.count());
-    const Tensor value = cache.value.view().rows(rows.first_key, rows.count());
-    nn::linear(x, q_->value, join_heads(query_));
+  void query_latent(const Tensor&, const Kept&) const override {}
+
+  void query(const Tensor& x, const Rows& rows, const Kept& kept) const override {
+    const Tensor& query = kept.query.query.fit(dtype_, {rows.count(), c_.heads, head_dim()});
+    nn::linear(x, q_->value, join_heads(query));
+    rotate(query, rows, false);
+  }
+
+  void keys(const Tensor& x, const Rows& rows, const Kept& kept) const override {
+    const Tensor key = kept.cache.key.view().rows(rows.first_key, rows.count());
+    const Tensor value = kept.cache.value.view().rows(rows.first_key, rows.count());
     nn::linear(x, k_->value, join_heads(key));
     nn::linear(x, v_->value, join_heads(value));
-    rotate(query_, rows, false);
     rotate(key, rows, false);
   }
 
-  Tensor indexer_input(const Tensor& x) const override { return x; }
+  Tensor indexer_input(const Tensor& x, const Kept&) const override { return x; }
 
-  void output(const Tensor& attended, const Tensor& output) override {
-    nn::linear(join_heads(attended), output_->value, output);
+  void heads(const Kept&) const override {}
+
+  void output(const Kept& kept, const Tensor& output) const override {
+    nn::linear(join_heads(kept.core.attended), output_->value, output);
   }
 
-  void output_backward(const Tensor& attended, const Tensor& d_output, const Tensor& d_attended,
-                       Memory&) override {
-    nn::linear_backward(join_heads(attended), output_->value, d_output, join_heads(d_attended),
-                        output_->grad);
+  void output_backward(const Kept& kept, const Tensor& d_output, const Tensor& d_attended,
+                       Memory&) const override {
+    nn::linear_backward(join_heads(kept.core.attended), output_->value, d_output,
+                        join_heads(d_attended), output_->grad);
   }
 
-  void backward(const Tensor& x, const Rows& rows, const Tensor& d_query, const Tensor& d_key,
-                const Tensor& d_value, const Tensor& d_x, Memory&) override {
+  void query_backward(const Tensor& x, const Rows& rows, const Kept&, const Tensor& d_query,
+                      const Tensor& d_x, Memory&) const override {
     rotate(d_query, rows, true);
-    rotate(d_key, rows, true);
     nn::linear_backward(x, q_->value, join_heads(d_query), d_x, q_->grad);
+  }
+
+  void keys_backward(const Tensor& x, const Rows& rows, const Kept&, const Tensor& d_key,
+                     const Tensor& d_value, const Tensor& d_x, Memory&) const override {
+    rotate(d_key, rows, true);
     nn::linear_backward(x, k_->value, join_heads(d_key), d_x, k_->grad, true);
     nn::linear_backward(x, v_->value, join_heads(d_value), d_x, v_->grad, true);
   }
@@ -56,7 +67,7 @@ class Gqa final : public Projection {
  private:
   std::int64_t head_dim() const { return c_.qk_nope_head_dim + c_.qk_rope_head_dim; }
 
-  void rotate(const Tensor& t, const Rows& rows, bool inverse) {
+  void rotate(const Tensor& t, const Rows& rows, bool inverse) const {
     if (c_.qk_rope_head_dim == 0) return;
     nn::rope(t.channels(c_.qk_nope_head_dim, c_.qk_rope_head_dim), rows.positions, rope_,
              c_.rope_pairing, inverse);

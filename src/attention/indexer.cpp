@@ -57,7 +57,7 @@ Indexer::Indexer(const AttentionConfig& config, const nn::RopeTable& rope,
 }
 
 void Indexer::forward(const Tensor& x, const Tensor& query_input, const Rows& rows, KeyCache& cache,
-                      Memory& memory) {
+                      Memory& memory) const {
   const std::int64_t n = rows.count();
   const Tensor& query = memory.index_query.fit(dtype_, {n, c_.index_heads, c_.index_dim});
   const Tensor& weights = memory.index_weights.fit(dtype_, {n, c_.index_heads});
@@ -86,7 +86,7 @@ void Indexer::forward(const Tensor& x, const Tensor& query_input, const Rows& ro
 }
 
 void Indexer::backward(const Tensor& x, const Tensor& query_input, const Rows& rows,
-                       Memory& memory) {
+                       Memory& memory) const {
   const Tensor detached;  // a gradient that nobody gets
   rotate(memory.d_index_query, rows, true, memory);
   rotate(as_one_head(memory.d_index_key), rows, true, memory);

@@ -29,11 +29,11 @@ class Indexer {
   // in MXFP8 too where the selection needs it.
   // query_input is the normed query latent, or x where there is none.
   void forward(const Tensor& x, const Tensor& query_input, const Rows& rows, KeyCache& cache,
-               Memory& memory);
+               Memory& memory) const;
 
   // Right after the forward of the same rows, which must be all keys there are: takes
   // memory.d_index_query, d_index_key and d_index_weights to the parameters' gradients.
-  void backward(const Tensor& x, const Tensor& query_input, const Rows& rows, Memory& memory);
+  void backward(const Tensor& x, const Tensor& query_input, const Rows& rows, Memory& memory) const;
 
  private:
   bool standard() const { return c_.mode == IndexerMode::kStandard; }

@@ -6,15 +6,20 @@
 // - kDense: attention reads all visible keys; the indexer does not run.
 // - kWarmup: dense attention; the indexer learns from the KL over all visible keys.
 //
+// A layer that reuses the indices of another (attention/forward_sharing.h) attends to what it is
+// given; it runs no indexer and has no indexer loss. Whether a call reuses is said by the call, not
+// by what the layer owns.
+//
 // With precision kMxfp8 the selection alone is scored in MXFP8; what the loss learns from is scored
 // again, for the selected keys, from the inputs that were not quantised.
 //
 // The indexer's gradient depends on nothing that comes after the layer, so the forward computes it:
-// the indexer's activations need not outlive the layer. The backward is the language loss's alone;
-// it never touches the indexer.
+// the indexer's activations need not outlive the layer, and a replay has no indexer loss to repeat.
+// The backward is the language loss's alone; it never touches the indexer.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "attention/indexer.h"
@@ -24,11 +29,26 @@ namespace winnow::attention {
 
 struct LayerOptions {
   AttentionMode mode = AttentionMode::kDense;
+  bool reuses_indices = false;  // of `reused`; an indexer that the layer may own does not run
+  Selection reused;             // empty where the mode selects nothing
+  bool shared_keys = false;     // the cache holds the rows' keys already: those of another call
   bool index_loss = false;      // kSparse: compute the KL; kWarmup always does
   bool index_gradient = false;  // and add its gradient to the indexer's parameters
   double d_kl = 0;              // derivative of the total loss by the kl of each row
   bool measure_selection = false;
-  bool reuse_selection = false;  // kSparse: attend to the last selection instead of a new one
+  bool hold_selection = false;  // kSparse: attend to what kept.selection holds, not to a new one
+
+  // The mode selects, or measures what would be selected.
+  bool selects() const {
+    return mode == AttentionMode::kSparse || (mode == AttentionMode::kWarmup && measure_selection);
+  }
+};
+
+// What a replay makes again, of what was dropped after the forward.
+struct LayerReplay {
+  bool latents = false;  // what queries come from, and the keys
+  bool query = false;
+  bool core = false;  // selection and attention
 };
 
 struct LayerResult {
@@ -39,51 +59,62 @@ struct LayerResult {
 class Layer {
  public:
   // Adds its parameters under `prefix` ("model.layers.0.self_attn."). The tables must outlive it.
+  // A layer that never selects owns no indexer.
   Layer(const AttentionConfig& config, const RopeTables& ropes, ParameterList& parameters,
-        const std::string& prefix, DType dtype);
+        const std::string& prefix, DType dtype, bool owns_indexer = true);
+
+  bool owns_indexer() const { return indexer_.has_value(); }
 
   // x [rows, hidden], after the input norm. output [rows, hidden] may be left out where only the
-  // indexer's loss matters. x and cache are kept as they are for the backward.
+  // indexer's loss matters. x and what is kept stay as they are for the backward.
   LayerResult forward(const Tensor& x, const Rows& rows, const LayerOptions& options,
-                      KeyCache& cache, Memory& memory, const Tensor& output);
+                      const Kept& kept, Memory& memory, const Tensor& output) const;
 
-  // Of the last forward, whose rows must be all keys there are. d_x is overwritten.
-  void backward(const Tensor& x, const Rows& rows, const KeyCache& cache, const Tensor& d_output,
-                const Tensor& d_x, Memory& memory);
+  // Fills the named groups again as the forward of the same x, rows and options left them, without
+  // losses. output may be left out.
+  void replay(const Tensor& x, const Rows& rows, const LayerOptions& options,
+              const LayerReplay& parts, const Kept& kept, Memory& memory,
+              const Tensor& output) const;
 
-  // Whether each of the rows of the last forward attends to a key: what the backward certifies to
-  // sparse_attention_backward. Read from the selection, where there is one: the ranges cannot prove
-  // it where scores are NaN, or where a selection is reused under other ranges.
-  bool rows_nonempty(const Rows& rows) const;
-
-  // int32 [rows, topk], of the last forward in which the indexer selected; empty before.
-  const Tensor& selection() const { return topk_indices_; }
+  // Of the last forward into `kept`, whose rows must be all keys there are. d_x is overwritten.
+  //
+  // Keys on the gradient path of several calls: a call with shared_keys adds its part to
+  // d_shared_keys [keys, 1, dim_qk]; the call that made the keys adds that to its own part and goes
+  // on into its projections. Left out: nobody shares.
+  void backward(const Tensor& x, const Rows& rows, const LayerOptions& options, const Kept& kept,
+                const Tensor& d_output, const Tensor& d_x, const Tensor& d_shared_keys,
+                Memory& memory) const;
 
  private:
   struct Keys {
     Tensor key, value, index_key, index_key_data, index_key_scale;
   };
   Keys keys_of(const KeyCache& cache, std::int64_t keys) const;
-  void select(const Rows& rows, const Keys& keys, Memory& memory, bool reuse, bool with_scores);
-  void drop_unusable(const Tensor& scores);
-  void attend(const Rows& rows, const Keys& keys, bool sparse, const Tensor& attended,
-              const Tensor& lse, Memory& memory) const;
-  void targets(const Rows& rows, const Keys& keys, const Tensor& lse, Memory& memory) const;
+  void check(const LayerOptions& options) const;
+  // Whether every row attends to a key; an empty selection: to all that it sees.
+  static bool rows_nonempty(const Rows& rows, const Selection& selection);
+  void make_selection(const Tensor& x, const Rows& rows, const LayerOptions& options,
+                      const Kept& kept, Memory& memory) const;
+  Selection reuse(const Selection& reused, const Rows& rows) const;
+  Selection select(const Rows& rows, const Keys& keys, const LayerOptions& options,
+                   SelectionMemory& into, Memory& memory) const;
+  void drop_unusable(const Tensor& scores, const SelectionMemory& selection) const;
+  void core_attention(const Rows& rows, const Keys& keys, const Kept& kept, Memory& memory) const;
+  void attend(const Rows& rows, const Keys& keys, const Tensor& query, const Selection& selection,
+              const Tensor& attended, const Tensor& lse, Memory& memory) const;
+  void targets(const Rows& rows, const Keys& keys, const Tensor& lse, const Kept& kept,
+               Memory& memory) const;
   double sparse_loss(const Tensor& x, const Rows& rows, const Keys& keys,
-                     const LayerOptions& options, Memory& memory);
+                     const LayerOptions& options, const Kept& kept, Memory& memory) const;
   double dense_loss(const Tensor& x, const Rows& rows, const Keys& keys,
-                    const LayerOptions& options, Memory& memory);
-  double mass_caught(const Rows& rows, const Keys& keys, const Tensor& dense_lse,
-                     Memory& memory) const;
+                    const LayerOptions& options, const Kept& kept, Memory& memory) const;
+  double mass_caught(const Rows& rows, const Keys& keys, const Kept& kept, Memory& memory) const;
   void fit_index_gradients(const Rows& rows, Memory& memory) const;
 
   const AttentionConfig c_;
   const DType dtype_;
   std::unique_ptr<Projection> projection_;
-  Indexer indexer_;
-  bool sparse_ = false;  // the last forward attended to a selection
-  Buffer topk_indices_, topk_lengths_;
-  Buffer attended_, lse_;  // [rows, heads, dim_v], [rows, heads]
+  std::optional<Indexer> indexer_;
 };
 
 }  // namespace winnow::attention

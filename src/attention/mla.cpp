@@ -38,54 +38,68 @@ class Mla final : public Projection {
     output_ = add("o_proj.weight", {c_.hidden_size, c_.heads * c_.v_head_dim});
   }
 
-  void forward(const Tensor& x, const Rows& rows, KeyCache& cache) override {
+  void query_latent(const Tensor& x, const Kept& kept) const override {
+    if (c_.q_lora_rank == 0) return;
+    LatentActivations& a = kept.latents;
+    const std::int64_t n = x.shape[0];
+    a.q_down_out.fit(dtype_, {n, c_.q_lora_rank});
+    a.q_latent.fit(dtype_, {n, c_.q_lora_rank});
+    nn::linear(x, q_down_->value, a.q_down_out);
+    nn::rms_norm(a.q_down_out, q_norm_->value, c_.latent_norm_epsilon, a.q_latent,
+                 a.q_scale.fit(dtype_, {n}));
+  }
+
+  void query(const Tensor& x, const Rows& rows, const Kept& kept) const override {
     const std::int64_t n = rows.count();
-    if (c_.q_lora_rank > 0) {
-      q_down_out_.fit(dtype_, {n, c_.q_lora_rank});
-      q_latent_.fit(dtype_, {n, c_.q_lora_rank});
-      nn::linear(x, q_down_->value, q_down_out_);
-      nn::rms_norm(q_down_out_, q_norm_->value, c_.latent_norm_epsilon, q_latent_,
-                   q_scale_.fit(dtype_, {n}));
-    }
-    q_.fit(dtype_, {n, c_.heads, nope() + rotated()});
-    nn::linear(indexer_input(x), q_up_->value, join_heads(q_));
-    query_.fit(dtype_, {n, c_.heads, latent() + rotated()});
+    const Tensor& q = kept.query.q.fit(dtype_, {n, c_.heads, nope() + rotated()});
+    const Tensor& query = kept.query.query.fit(dtype_, {n, c_.heads, latent() + rotated()});
+    nn::linear(indexer_input(x, kept), q_up_->value, join_heads(q));
     for (std::int64_t h = 0; h < c_.heads; ++h) {
-      nn::matmul(q_nope(q_, h), key_up(kv_up_->value, h), latent_part(query_, h));
+      nn::matmul(q_nope(q, h), key_up(kv_up_->value, h), latent_part(query, h));
     }
-
-    const Tensor key = join_heads(cache.key.view().rows(rows.first_key, n));
-    nn::matmul(x, kv_down_->value.view().rows(0, latent()).transposed(),
-               latent_in_.fit(dtype_, {n, latent()}));
-    nn::rms_norm(latent_in_, kv_norm_->value, c_.latent_norm_epsilon, key.channels(0, latent()),
-                 kv_scale_.fit(dtype_, {n}));
-
     if (rotated() == 0) return;
-    const Tensor q_rope = q_.view().channels(nope(), rotated());
+    const Tensor q_rope = q.channels(nope(), rotated());
     nn::rope(q_rope, rows.positions, rope_, c_.rope_pairing);
-    copy(q_rope, query_.view().channels(latent(), rotated()));
+    copy(q_rope, query.channels(latent(), rotated()));
+  }
+
+  void keys(const Tensor& x, const Rows& rows, const Kept& kept) const override {
+    LatentActivations& a = kept.latents;
+    const std::int64_t n = rows.count();
+    const Tensor key = join_heads(kept.cache.key.view().rows(rows.first_key, n));
+    nn::matmul(x, kv_down_->value.view().rows(0, latent()).transposed(),
+               a.latent_in.fit(dtype_, {n, latent()}));
+    nn::rms_norm(a.latent_in, kv_norm_->value, c_.latent_norm_epsilon, key.channels(0, latent()),
+                 a.latent_scale.fit(dtype_, {n}));
+    if (rotated() == 0) return;
     const Tensor k_rope = key.channels(latent(), rotated());
     nn::matmul(x, kv_down_->value.view().rows(latent(), rotated()).transposed(), k_rope);
     nn::rope(as_one_head(k_rope), rows.positions, rope_, c_.rope_pairing);
   }
 
-  Tensor indexer_input(const Tensor& x) const override {
-    return c_.q_lora_rank > 0 ? q_latent_.view() : x;
+  Tensor indexer_input(const Tensor& x, const Kept& kept) const override {
+    return c_.q_lora_rank > 0 ? kept.latents.q_latent.view() : x;
   }
 
-  void output(const Tensor& attended, const Tensor& output) override {
-    heads_.fit(dtype_, {attended.shape[0], c_.heads, c_.v_head_dim});
+  void heads(const Kept& kept) const override {
+    const Tensor& attended = kept.core.attended;
+    kept.core.heads.fit(dtype_, {attended.shape[0], c_.heads, c_.v_head_dim});
     for (std::int64_t h = 0; h < c_.heads; ++h) {
-      nn::matmul(head(attended, h), value_up(kv_up_->value, h).transposed(), head(heads_, h));
+      nn::matmul(head(attended, h), value_up(kv_up_->value, h).transposed(),
+                 head(kept.core.heads, h));
     }
-    nn::linear(join_heads(heads_), output_->value, output);
   }
 
-  void output_backward(const Tensor& attended, const Tensor& d_output, const Tensor& d_attended,
-                       Memory& memory) override {
+  void output(const Kept& kept, const Tensor& output) const override {
+    nn::linear(join_heads(kept.core.heads), output_->value, output);
+  }
+
+  void output_backward(const Kept& kept, const Tensor& d_output, const Tensor& d_attended,
+                       Memory& memory) const override {
+    const Tensor& attended = kept.core.attended;
     const Tensor& d_heads =
         memory.d_heads.fit(dtype_, {attended.shape[0], c_.heads, c_.v_head_dim});
-    nn::linear_backward(join_heads(heads_), output_->value, d_output, join_heads(d_heads),
+    nn::linear_backward(join_heads(kept.core.heads), output_->value, d_output, join_heads(d_heads),
                         output_->grad);
     for (std::int64_t h = 0; h < c_.heads; ++h) {
       const Tensor d_head = head(d_heads, h);
@@ -94,14 +108,40 @@ class Mla final : public Projection {
     }
   }
 
-  void backward(const Tensor& x, const Rows& rows, const Tensor& d_query, const Tensor& d_key,
-                const Tensor&, const Tensor& d_x, Memory& memory) override {
-    query_backward(x, rows, d_query, d_x, memory);
+  void query_backward(const Tensor& x, const Rows& rows, const Kept& kept, const Tensor& d_query,
+                      const Tensor& d_x, Memory& memory) const override {
+    const Tensor& q = kept.query.q;
+    const Tensor& d_q = memory.d_q.fit(dtype_, {rows.count(), c_.heads, nope() + rotated()});
+    for (std::int64_t h = 0; h < c_.heads; ++h) {
+      const Tensor d_latent = latent_part(d_query, h);
+      nn::matmul(d_latent, key_up(kv_up_->value, h).transposed(), q_nope(d_q, h));
+      nn::matmul(q_nope(q, h).transposed(), d_latent, key_up(kv_up_->grad, h), true);
+    }
+    if (rotated() > 0) {
+      const Tensor d_q_rope = d_q.channels(nope(), rotated());
+      copy(d_query.channels(latent(), rotated()), d_q_rope);
+      nn::rope(d_q_rope, rows.positions, rope_, c_.rope_pairing, true);
+    }
+    if (c_.q_lora_rank == 0) {
+      nn::linear_backward(x, q_up_->value, join_heads(d_q), d_x, q_up_->grad);
+      return;
+    }
+    const LatentActivations& a = kept.latents;
+    const Tensor& d_q_latent = memory.d_q_latent.fit(dtype_, {rows.count(), c_.q_lora_rank});
+    const Tensor& d_q_down = memory.d_q_down.fit(dtype_, {rows.count(), c_.q_lora_rank});
+    nn::linear_backward(a.q_latent, q_up_->value, join_heads(d_q), d_q_latent, q_up_->grad);
+    nn::rms_norm_backward(a.q_down_out, q_norm_->value, a.q_scale, d_q_latent, d_q_down,
+                          q_norm_->grad);
+    nn::linear_backward(x, q_down_->value, d_q_down, d_x, q_down_->grad);
+  }
 
+  void keys_backward(const Tensor& x, const Rows& rows, const Kept& kept, const Tensor& d_key,
+                     const Tensor&, const Tensor& d_x, Memory& memory) const override {
+    const LatentActivations& a = kept.latents;
     const Tensor d_latent = join_heads(d_key);
     const Tensor& d_latent_in = memory.d_latent.fit(dtype_, {rows.count(), latent()});
-    nn::rms_norm_backward(latent_in_, kv_norm_->value, kv_scale_, d_latent.channels(0, latent()),
-                          d_latent_in, kv_norm_->grad);
+    nn::rms_norm_backward(a.latent_in, kv_norm_->value, a.latent_scale,
+                          d_latent.channels(0, latent()), d_latent_in, kv_norm_->grad);
     nn::linear_backward(x, kv_down_->value.view().rows(0, latent()), d_latent_in, d_x,
                         kv_down_->grad.view().rows(0, latent()), true);
     if (rotated() == 0) return;
@@ -128,41 +168,11 @@ class Mla final : public Projection {
     return kv_up.rows(h * (nope() + c_.v_head_dim) + nope(), c_.v_head_dim);
   }
 
-  void query_backward(const Tensor& x, const Rows& rows, const Tensor& d_query, const Tensor& d_x,
-                      Memory& memory) {
-    const Tensor& d_q = memory.d_q.fit(dtype_, {rows.count(), c_.heads, nope() + rotated()});
-    for (std::int64_t h = 0; h < c_.heads; ++h) {
-      const Tensor d_latent = latent_part(d_query, h);
-      nn::matmul(d_latent, key_up(kv_up_->value, h).transposed(), q_nope(d_q, h));
-      nn::matmul(q_nope(q_, h).transposed(), d_latent, key_up(kv_up_->grad, h), true);
-    }
-    if (rotated() > 0) {
-      const Tensor d_q_rope = d_q.channels(nope(), rotated());
-      copy(d_query.channels(latent(), rotated()), d_q_rope);
-      nn::rope(d_q_rope, rows.positions, rope_, c_.rope_pairing, true);
-    }
-    if (c_.q_lora_rank == 0) {
-      nn::linear_backward(x, q_up_->value, join_heads(d_q), d_x, q_up_->grad);
-      return;
-    }
-    const Tensor& d_q_latent = memory.d_q_latent.fit(dtype_, {rows.count(), c_.q_lora_rank});
-    const Tensor& d_q_down = memory.d_q_down.fit(dtype_, {rows.count(), c_.q_lora_rank});
-    nn::linear_backward(q_latent_, q_up_->value, join_heads(d_q), d_q_latent, q_up_->grad);
-    nn::rms_norm_backward(q_down_out_, q_norm_->value, q_scale_, d_q_latent, d_q_down,
-                          q_norm_->grad);
-    nn::linear_backward(x, q_down_->value, d_q_down, d_x, q_down_->grad);
-  }
-
   const AttentionConfig c_;
   const nn::RopeTable& rope_;
   const DType dtype_;
   Parameter *q_down_ = nullptr, *q_norm_ = nullptr, *q_up_ = nullptr, *kv_down_ = nullptr,
             *kv_norm_ = nullptr, *kv_up_ = nullptr, *output_ = nullptr;
-  // Kept for the backward.
-  Buffer q_down_out_, q_latent_, q_scale_;  // [rows, q_lora_rank] twice, [rows]
-  Buffer q_;                                // [rows, heads, nope + rope], rotated
-  Buffer latent_in_, kv_scale_;             // [rows, kv_lora_rank] before the norm, [rows]
-  Buffer heads_;                            // [rows, heads, v_head_dim]
 };
 
 }  // namespace

@@ -2,13 +2,15 @@
 
 namespace winnow::attention {
 
-void KeyCache::fit(const AttentionConfig& config, DType dtype, std::int64_t capacity) {
+void KeyCache::fit(const AttentionConfig& config, DType dtype, std::int64_t capacity,
+                   bool indexer) {
   if (config.kind == AttentionKind::kMla) {
     key.fit(dtype, {capacity, 1, config.kv_lora_rank + config.qk_rope_head_dim});
   } else {
     key.fit(dtype, {capacity, config.kv_heads, config.qk_nope_head_dim + config.qk_rope_head_dim});
     value.fit(dtype, {capacity, config.kv_heads, config.v_head_dim});
   }
+  if (!indexer) return;
   index_key.fit(dtype, {capacity, config.indexer.index_dim});
   if (config.indexer.precision == SelectionPrecision::kMxfp8) {
     index_key_data.fit(DType::kE4M3, {capacity, config.indexer.index_dim});

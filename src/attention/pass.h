@@ -29,7 +29,8 @@ struct KeyCache {
   Buffer index_key_data;   // e4m3 [capacity, index_dim]
   Buffer index_key_scale;  // e8m0 [capacity, index_dim / 32]
 
-  void fit(const AttentionConfig& config, DType dtype, std::int64_t capacity);
+  // Without an indexer the layer caches no index keys.
+  void fit(const AttentionConfig& config, DType dtype, std::int64_t capacity, bool indexer = true);
 };
 
 // Rotation tables of a model: the attention's and the indexer's.

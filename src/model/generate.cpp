@@ -81,7 +81,7 @@ void check_options(const GenerateOptions& o) {
 }  // namespace
 
 Decoder::Decoder(Transformer& model, attention::AttentionMode mode, std::int64_t capacity)
-    : model_(model), mode_(mode), capacity_(capacity) {
+    : model_(model), capacity_(capacity) {
   const Transformer::Network& net = *model.network_;
   WINNOW_CHECK(kName, mode != attention::AttentionMode::kWarmup,
                "mode must be dense or sparse, got warm-up");
@@ -89,8 +89,14 @@ Decoder::Decoder(Transformer& model, attention::AttentionMode mode, std::int64_t
                "prompt and generated tokens together must be from 1 to attention.max_positions = "
                "{}, got {}",
                net.config.attention.max_positions, capacity);
-  caches_.resize(net.blocks.size());
-  for (attention::KeyCache& cache : caches_) cache.fit(net.config.attention, net.dtype, capacity);
+  PassState& state = *pass_.state_;
+  state.capacity = capacity;
+  state.keep_caches = true;
+  state.options.backward = false;
+  state.recompute.full = true;  // nothing but caches and selections is kept
+  state.layer.mode = mode;
+  state.sharing = attention::ForwardSharing(net.config.sharing);
+  state.calls.resize(net.blocks.size());
   log_probabilities_ = Array(net.dtype, {1, net.config.vocab_size});
 }
 
@@ -103,14 +109,15 @@ Tensor Decoder::read(std::span<const std::int32_t> tokens) {
   positions_.resize(tokens.size());
   std::iota(positions_.begin(), positions_.end(), static_cast<std::int32_t>(length_));
   const RowRanges ranges = causal_ranges(count, length_);
-  attention::Rows rows;
+  PassState& state = *pass_.state_;
+  attention::Rows& rows = state.rows;
   rows.positions = positions_;
   rows.starts = make_tensor(ranges.starts.data(), DType::kI32, {count});
   rows.ends = make_tensor(ranges.ends.data(), DType::kI32, {count});
   rows.first_key = length_;
-  attention::LayerOptions options;
-  options.mode = mode_;
-  const Tensor x = net.forward(tokens, rows, options, caches_);
+  const attention::ForwardSharing::Scope scope(state.sharing);
+  std::vector<attention::LayerResult> results;
+  const Tensor x = net.run_layers(tokens, state, true, results);
   length_ += count;
   net.head->log_probabilities(x.rows(count - 1, 1), log_probabilities_);
   return log_probabilities_.view().reshape({net.config.vocab_size});

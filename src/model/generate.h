@@ -28,10 +28,9 @@ class Decoder {
 
  private:
   Transformer& model_;
-  const attention::AttentionMode mode_;
   const std::int64_t capacity_;
   std::int64_t length_ = 0;
-  std::vector<attention::KeyCache> caches_;  // one per layer
+  Pass pass_;  // holds the caches of all layers
   std::vector<std::int32_t> positions_;
   Array log_probabilities_;
 };

@@ -1,9 +1,9 @@
 #include "model/transformer.h"
 
-#include <cmath>
+#include <algorithm>
+#include <cstring>
 
 #include "base/check.h"
-#include "model/initialise.h"
 #include "model/network.h"
 #include "nn/embedding.h"
 
@@ -13,19 +13,6 @@ namespace {
 using attention::AttentionMode;
 
 constexpr char kName[] = "transformer";
-
-const ModelConfig& checked(const ModelConfig& config) {
-  validate(config);
-  if (config.sharing.topk_freq > 1 || config.mtp_depths > 0) {
-    fail(Status::kUnsupported, kName,
-         "models with topk_freq above 1 or with mtp_depths cannot be built yet");
-  }
-  return config;
-}
-
-bool ends_with(const std::string& text, std::string_view end) {
-  return text.size() >= end.size() && text.compare(text.size() - end.size(), end.size(), end) == 0;
-}
 
 void check_batch(const Batch& batch, const ModelConfig& config, bool with_targets) {
   const auto rows = static_cast<std::int64_t>(batch.tokens.size());
@@ -54,6 +41,67 @@ void check_batch(const Batch& batch, const ModelConfig& config, bool with_target
   }
 }
 
+void check_options(const StepOptions& options, const ModelConfig& config) {
+  WINNOW_CHECK(kName, !options.measure_selection || options.mode != AttentionMode::kDense,
+               "measure_selection needs a mode in which the indexer runs, got dense");
+  const auto scales = static_cast<std::int64_t>(options.mtp_loss_scales.size());
+  WINNOW_CHECK(kName, scales == 0 || scales == config.mtp_depths,
+               "mtp_loss_scales must have one entry per depth, {}, or none, got {}",
+               config.mtp_depths, scales);
+  validate(options.recompute, config);
+}
+
+void check_mtp_tokens(const Batch& batch, std::size_t depths, const ModelConfig& config,
+                      bool with_targets) {
+  WINNOW_CHECK(kName, batch.mtp_tokens.size() >= depths && batch.mtp_targets.size() >= depths,
+               "a batch for {} depths needs their tokens (add_mtp_tokens), got those of {}", depths,
+               std::min(batch.mtp_tokens.size(), batch.mtp_targets.size()));
+  for (std::size_t d = 0; d < depths; ++d) {
+    for (const auto* list : {&batch.mtp_tokens[d], &batch.mtp_targets[d]}) {
+      const bool tokens = list == &batch.mtp_tokens[d];
+      if (!tokens && !with_targets) continue;
+      WINNOW_CHECK(kName, list->size() == batch.tokens.size(),
+                   "batch.mtp_{}[{}] must have one entry per token, {}, got {}",
+                   tokens ? "tokens" : "targets", d, batch.tokens.size(), list->size());
+      for (const std::int32_t token : *list) {
+        WINNOW_CHECK(kName, token >= (tokens ? 0 : -1) && token < config.vocab_size,
+                     "batch.mtp_{}[{}] must be from {} to {}, got {}",
+                     tokens ? "tokens" : "targets", d, tokens ? 0 : -1, config.vocab_size - 1,
+                     token);
+      }
+    }
+  }
+}
+
+std::int64_t count_targets(const std::vector<std::int32_t>& targets) {
+  return std::count_if(targets.begin(), targets.end(), [](std::int32_t t) { return t >= 0; });
+}
+
+// How many depths run the indexer of the repeated layer.
+std::size_t mtp_calls_that_compute(const ModelConfig& config) {
+  if (config.mtp_depths == 0 || !computes_indices(config.sharing, config.layers + 1)) return 0;
+  return config.mtp_shared_components.sparse_attention_index
+             ? 1
+             : static_cast<std::size_t>(config.mtp_depths);
+}
+
+// By layer that owns an indexer, in the order of index_layers; depths add up.
+std::vector<double> index_kl_of(const ModelConfig& config,
+                                const std::vector<attention::LayerResult>& results) {
+  std::vector<double> kl;
+  const auto layers = static_cast<std::size_t>(config.layers);
+  for (std::size_t n = 0; n < results.size(); ++n) {
+    const auto number = static_cast<std::int64_t>(std::min(n, layers)) + 1;
+    if (!computes_indices(config.sharing, number)) continue;
+    if (n > layers) {
+      kl.back() += results[n].index_kl;
+    } else {
+      kl.push_back(results[n].index_kl);
+    }
+  }
+  return kl;
+}
+
 attention::Rows rows_of(const Batch& batch) {
   const std::int64_t rows = batch.ranges.rows();
   attention::Rows view;
@@ -63,68 +111,71 @@ attention::Rows rows_of(const Batch& batch) {
   return view;
 }
 
+// A pass without backward keeps nothing but the selections.
+void begin(const Batch& batch, const StepOptions& options, const ModelConfig& config,
+           PassState& state) {
+  state.batch = &batch;
+  state.rows = rows_of(batch);
+  state.capacity = state.rows.count();
+  state.options = options;
+  const bool backward = options.backward && options.mode != AttentionMode::kWarmup;
+  state.options.backward = backward;
+  state.recompute = options.recompute;
+  if (!backward) {
+    state.recompute = {};
+    state.recompute.full = true;
+  }
+  state.ran = false;
+  state.depths_ran = 0;
+  state.sharing = attention::ForwardSharing(config.sharing);
+  const auto depths = static_cast<std::size_t>(config.mtp_depths);
+  state.calls.resize(static_cast<std::size_t>(config.layers) + depths);
+  state.depths.resize(depths);
+  state.d_normed.resize(1 + depths);
+  state.layer = {};
+  state.layer.mode = options.mode;
+  state.layer.index_loss = options.mode == AttentionMode::kSparse && options.index_loss_scale != 0;
+  state.layer.index_gradient =
+      options.backward && (state.layer.index_loss || options.mode == AttentionMode::kWarmup);
+  state.layer.d_kl = options.index_loss_scale;
+  state.layer.measure_selection = options.measure_selection;
+}
+
 }  // namespace
 
-Transformer::Network::Network(const ModelConfig& model_config, DType model_dtype,
-                              std::uint64_t seed)
-    : config(checked(model_config)),
-      dtype(model_dtype),
-      ropes(config.attention, dtype),
-      embedding(parameters.add("model.embed_tokens.weight",
-                               {config.vocab_size, config.attention.hidden_size}, dtype)) {
-  WINNOW_CHECK(kName, dtype == DType::kF32 || dtype == DType::kF64,
-               "dtype must be f32 or f64, got {}", dtype_name(dtype));
-  for (std::int64_t n = 0; n < config.layers; ++n) {
-    blocks.push_back(std::make_unique<Block>(config, ropes, parameters,
-                                             fmt::format("model.layers.{}.", n), dtype));
-  }
-  head = std::make_unique<OutputHead>(config, embedding, parameters, dtype);
-  caches.resize(blocks.size());
-  streams.resize(blocks.size() + 1);
-
-  constexpr double kDeviation = 0.02;
-  const double residual = kDeviation / std::sqrt(2 * static_cast<double>(config.layers));
-  for (const std::unique_ptr<Parameter>& p : parameters.all()) {
-    if (p->value.view().rank == 1) {
-      fill_constant(*p, ends_with(p->name, ".bias") ? 0 : 1);
-    } else {
-      const bool into_residual =
-          ends_with(p->name, "o_proj.weight") || ends_with(p->name, "down_proj.weight");
-      fill_normal(*p, into_residual ? residual : kDeviation, seed);
+void add_mtp_tokens(Batch& batch, std::int64_t depths) {
+  const std::size_t rows = batch.tokens.size();
+  // The target of the row `ahead` places on, if that lies in the same sequence.
+  const auto target = [&](std::size_t row, std::size_t ahead) {
+    if (ahead >= rows - row) return -1;
+    const std::size_t at = row + ahead;
+    const bool same =
+        batch.positions[at] == batch.positions[row] + static_cast<std::int32_t>(ahead);
+    return same ? batch.targets[at] : -1;
+  };
+  batch.mtp_tokens.assign(static_cast<std::size_t>(depths), {});
+  batch.mtp_targets.assign(static_cast<std::size_t>(depths), {});
+  for (std::size_t depth = 0; depth < batch.mtp_tokens.size(); ++depth) {
+    for (std::size_t row = 0; row < rows; ++row) {
+      const std::int32_t read = target(row, depth);
+      batch.mtp_tokens[depth].push_back(std::max(read, 0));
+      batch.mtp_targets[depth].push_back(read < 0 ? -1 : target(row, depth + 1));
     }
   }
 }
 
-Tensor Transformer::Network::forward(std::span<const std::int32_t> tokens,
-                                     const attention::Rows& rows,
-                                     const attention::LayerOptions& options,
-                                     std::vector<attention::KeyCache>& into,
-                                     std::vector<attention::LayerResult>* results) {
-  const std::int64_t hidden = config.attention.hidden_size;
-  nn::embedding(embedding.value, tokens, streams[0].fit(dtype, {rows.count(), hidden}));
-  selected = options.mode == AttentionMode::kSparse ||
-             (options.mode == AttentionMode::kWarmup && options.measure_selection);
-  for (std::size_t n = 0; n < blocks.size(); ++n) {
-    const bool last = n + 1 == blocks.size();
-    Tensor y;  // the last block of a warm-up ends with its indexer's loss
-    if (!last || options.mode != AttentionMode::kWarmup) {
-      y = streams[n + 1].fit(dtype, {rows.count(), hidden});
-    }
-    const attention::LayerResult result =
-        blocks[n]->forward(streams[n], rows, options, into[n], memory, y);
-    if (results != nullptr) results->push_back(result);
-    if (last) return y;
-  }
-  return {};
-}
+Pass::Pass() : state_(std::make_unique<PassState>()) {}
+Pass::~Pass() = default;
+Pass::Pass(Pass&&) noexcept = default;
+Pass& Pass::operator=(Pass&&) noexcept = default;
 
-void Transformer::Network::backward(std::span<const std::int32_t> tokens,
-                                    const attention::Rows& rows,
-                                    const std::vector<attention::KeyCache>& from) {
-  for (std::size_t n = blocks.size(); n-- > 0;) {
-    blocks[n]->backward(streams[n], rows, from[n], d_stream, memory);
+std::vector<Tensor> Pass::selections() const {
+  std::vector<Tensor> all;
+  if (!state_->layer.selects()) return all;
+  for (std::size_t n = 0; n + state_->depths.size() < state_->calls.size(); ++n) {
+    all.push_back(state_->calls[n].selected.topk_indices);
   }
-  nn::embedding_backward(tokens, d_stream, embedding.grad);
+  return all;
 }
 
 Transformer::Transformer(const ModelConfig& config, DType dtype, std::uint64_t seed)
@@ -137,40 +188,76 @@ const ModelConfig& Transformer::config() const { return network_->config; }
 ParameterList& Transformer::parameters() { return network_->parameters; }
 
 StepResult Transformer::step(const Batch& batch, const StepOptions& options) {
+  StepResult result = forward(batch, options, network_->own_pass);
+  if (network_->own_pass.state_->ran) backward(network_->own_pass);
+  return result;
+}
+
+StepResult Transformer::forward(const Batch& batch, const StepOptions& options, Pass& pass) {
   Network& net = *network_;
+  PassState& state = *pass.state_;
   check_batch(batch, net.config, true);
+  check_options(options, net.config);
   const bool warmup = options.mode == AttentionMode::kWarmup;
-  WINNOW_CHECK(kName, !options.measure_selection || options.mode != AttentionMode::kDense,
-               "measure_selection needs a mode in which the indexer runs, got dense");
+  begin(batch, options, net.config, state);
+  state.layer.hold_selection = net.frozen;
+  // In the warm-up depths run for their indexers' losses alone, and the last call ends with one.
+  std::size_t depths = options.mtp_loss_scales.size();
+  if (warmup) depths = mtp_calls_that_compute(net.config);
+  check_mtp_tokens(batch, depths, net.config, !warmup);
 
-  attention::LayerOptions layer;
-  layer.mode = options.mode;
-  layer.index_loss = options.mode == AttentionMode::kSparse && options.index_loss_scale != 0;
-  layer.index_gradient = options.backward && (layer.index_loss || warmup);
-  layer.d_kl = options.index_loss_scale;
-  layer.measure_selection = options.measure_selection;
-  layer.reuse_selection = net.frozen;
-
-  const attention::Rows rows = rows_of(batch);
-  for (attention::KeyCache& cache : net.caches) {
-    cache.fit(net.config.attention, net.dtype, rows.count());
-  }
+  const attention::ForwardSharing::Scope scope(state.sharing);
   std::vector<attention::LayerResult> results;
-  const Tensor x = net.forward(batch.tokens, rows, layer, net.caches, &results);
-
+  const std::int64_t rows = state.rows.count(), hidden = net.config.attention.hidden_size;
+  const Tensor x = net.run_layers(batch.tokens, state, !warmup || depths > 0, results);
   StepResult result;
+  const auto loss = [&](std::size_t end, const Tensor& normed,
+                        std::span<const std::int32_t> targets, double scale) {
+    Tensor d_normed;
+    if (options.backward) d_normed = state.d_normed[end].fit(net.dtype, {rows, hidden});
+    return net.head->loss(normed, targets, scale, d_normed);
+  };
+  if (!x.empty()) {
+    net.head->normalise(x, state.normed.fit(net.dtype, {rows, hidden}),
+                        state.scale.fit(net.dtype, {rows}));
+  }
+  if (!warmup) result.nll = loss(0, state.normed, batch.targets, options.loss_scale);
+  for (std::size_t d = 0; d < depths; ++d) {
+    net.run_depth(d, state, !warmup || d + 1 < depths, results);
+    if (warmup) continue;
+    result.mtp_nll.push_back(
+        loss(d + 1, state.depths[d].normed, batch.mtp_targets[d], options.mtp_loss_scales[d]));
+    result.mtp_tokens.push_back(count_targets(batch.mtp_targets[d]));
+  }
+
+  result.tokens = count_targets(batch.targets);
+  if (state.layer.index_loss || warmup) result.index_kl = index_kl_of(net.config, results);
   for (const attention::LayerResult& r : results) {
-    if (layer.index_loss || warmup) result.index_kl.push_back(r.index_kl);
     if (options.measure_selection) result.attention_mass_caught.push_back(r.attention_mass_caught);
   }
-  for (const std::int32_t target : batch.targets) result.tokens += target >= 0 ? 1 : 0;
-  if (warmup) return result;
-
-  Tensor d_x;
-  if (options.backward) d_x = net.d_stream.fit(net.dtype, {x.shape[0], x.shape[1]});
-  result.nll = net.head->loss(x, batch.targets, options.loss_scale, d_x);
-  if (options.backward) net.backward(batch.tokens, rows, net.caches);
+  state.depths_ran = depths;
+  state.ran = options.backward && !warmup;
   return result;
+}
+
+void Transformer::backward(Pass& pass) {
+  Network& net = *network_;
+  PassState& state = *pass.state_;
+  WINNOW_CHECK(kName, state.ran, "a pass goes backward once, after a forward with backward set");
+  state.ran = false;
+  const std::int64_t rows = state.rows.count(), hidden = net.config.attention.hidden_size;
+  const Tensor& d_stream = state.d_stream.fit(net.dtype, {rows, hidden});
+  if (state.depths_ran > 0 && net.config.mtp_shared_components.latent_kv) {
+    const attention::AttentionConfig& a = net.config.attention;
+    const Tensor& d_keys =
+        state.d_shared_keys.fit(net.dtype, {rows, 1, a.kv_lora_rank + a.qk_rope_head_dim});
+    std::memset(d_keys.data, 0,
+                static_cast<std::size_t>(d_keys.elements() * dtype_bytes(net.dtype)));
+  }
+  for (std::size_t depth = state.depths_ran; depth-- > 0;) net.run_depth_backward(depth, state);
+  net.head->normalise_backward(state.end, state.scale, state.d_normed[0], d_stream);
+  for (std::size_t n = net.layers(); n-- > 0;) net.call_block_backward(n, state, d_stream);
+  nn::embedding_backward(state.batch->tokens, d_stream, net.embedding.grad);
 }
 
 Array Transformer::log_probabilities(const Batch& batch, AttentionMode mode) {
@@ -178,25 +265,21 @@ Array Transformer::log_probabilities(const Batch& batch, AttentionMode mode) {
   check_batch(batch, net.config, false);
   WINNOW_CHECK(kName, mode != AttentionMode::kWarmup,
                "log-probabilities need the mode dense or sparse, got warm-up");
-  attention::LayerOptions layer;
-  layer.mode = mode;
-  layer.reuse_selection = net.frozen;
-  const attention::Rows rows = rows_of(batch);
-  for (attention::KeyCache& cache : net.caches) {
-    cache.fit(net.config.attention, net.dtype, rows.count());
-  }
-  const Tensor x = net.forward(batch.tokens, rows, layer, net.caches);
-  Array result(net.dtype, {rows.count(), net.config.vocab_size});
+  PassState& state = *net.own_pass.state_;
+  StepOptions options;
+  options.mode = mode;
+  options.backward = false;
+  begin(batch, options, net.config, state);
+  state.layer.hold_selection = net.frozen;
+  const attention::ForwardSharing::Scope scope(state.sharing);
+  std::vector<attention::LayerResult> results;
+  const Tensor x = net.run_layers(batch.tokens, state, true, results);
+  Array result(net.dtype, {state.rows.count(), net.config.vocab_size});
   net.head->log_probabilities(x, result);
   return result;
 }
 
-std::vector<Tensor> Transformer::selections() const {
-  std::vector<Tensor> all;
-  if (!network_->selected) return all;
-  for (const std::unique_ptr<Block>& block : network_->blocks) all.push_back(block->selection());
-  return all;
-}
+std::vector<Tensor> Transformer::selections() const { return network_->own_pass.selections(); }
 
 void Transformer::freeze_selection(bool frozen) { network_->frozen = frozen; }
 

@@ -8,33 +8,67 @@
 #include <vector>
 
 #include "base/parameters.h"
-#include "model/config.h"
+#include "model/recompute.h"
 #include "winnow/layout.h"
 
 namespace winnow::model {
 
-// Rows of one step: packed sequences; what a row sees is said by `ranges`, whose keys are the same
+// Rows of one micro-batch: packed sequences; what a row sees is said by `ranges`, whose keys are the same
 // rows.
 struct Batch {
   std::vector<std::int32_t> tokens;     // [rows]
   std::vector<std::int32_t> targets;    // [rows], the next token; -1: no loss
   std::vector<std::int32_t> positions;  // [rows], inside the row's sequence
   RowRanges ranges;
+  // For multi-token prediction, [depths][rows]: the token that depth d reads beside the row's state,
+  // and the one that it is to predict (-1: no loss).
+  std::vector<std::vector<std::int32_t>> mtp_tokens, mtp_targets;
 };
+
+// Fills mtp_tokens and mtp_targets from the targets: depth d of a row reads the target of the row d
+// places on and predicts the one d + 1 places on. What would lie in another sequence, or has no
+// target, is token 0 without loss; such rows end a sequence, so no row with a loss sees them.
+void add_mtp_tokens(Batch& batch, std::int64_t depths);
 
 struct StepOptions {
   attention::AttentionMode mode = attention::AttentionMode::kDense;
   bool backward = true;
-  double loss_scale = 1;           // d(total loss)/d(nll of a row): 1 / tokens for a mean
-  double index_loss_scale = 0;     // d(total loss)/d(kl of a row and layer); 0: no indexer loss
+  double loss_scale = 1;        // d(total loss)/d(nll of a row): 1 / tokens for a mean
+  double index_loss_scale = 0;  // d(total loss)/d(kl of a row and layer); 0: no indexer loss
+  // d(total loss)/d(nll of a row) of each depth of multi-token prediction; empty: it does not run.
+  // In the warm-up it runs where its layer owns an indexer, whatever stands here.
+  std::vector<double> mtp_loss_scales;
   bool measure_selection = false;  // fill attention_mass_caught: costs a dense attention per layer
+  Recompute recompute;             // of a pass with backward; changes no bit
 };
 
 struct StepResult {
-  double nll = 0;                             // summed over rows with a target
-  std::int64_t tokens = 0;                    // rows with a target
-  std::vector<double> index_kl;               // per layer, summed over rows; empty without the loss
-  std::vector<double> attention_mass_caught;  // per layer, mean over rows with more keys than topk
+  double nll = 0;           // summed over rows with a target
+  std::int64_t tokens = 0;  // rows with a target
+  // Per layer that owns an indexer and ran (index_layers of the configuration), summed over rows,
+  // and over the depths in which it computed; empty without the loss.
+  std::vector<double> index_kl;
+  // Per layer, then per depth that ran; mean over rows with more keys than topk.
+  std::vector<double> attention_mass_caught;
+  std::vector<double> mtp_nll;           // per depth, summed over rows with a target
+  std::vector<std::int64_t> mtp_tokens;  // per depth, rows with a target
+};
+
+// One micro-batch between its forward and its backward: what its layers keep, and what they share.
+class Pass {
+ public:
+  Pass();
+  ~Pass();
+  Pass(Pass&&) noexcept;
+  Pass& operator=(Pass&&) noexcept;
+
+  // As Transformer::selections, of this pass.
+  std::vector<Tensor> selections() const;
+
+ private:
+  friend class Transformer;
+  friend class Decoder;
+  std::unique_ptr<struct PassState> state_;
 };
 
 class Transformer {
@@ -52,15 +86,22 @@ class Transformer {
   // In the warm-up mode only the indexers get gradients, and no logits are computed (nll 0).
   StepResult step(const Batch& batch, const StepOptions& options);
 
+  // The same in two halves, with as many micro-batches in flight as there are passes: the losses
+  // and the gradients of output head and indexers come with the forward, the rest with the backward,
+  // which must find the batch and the weights as they were. A backward ends the pass.
+  StepResult forward(const Batch& batch, const StepOptions& options, Pass& pass);
+  void backward(Pass& pass);
+
   // Log-probabilities [rows, vocab_size] of the next token for every row: the training forward.
   Array log_probabilities(const Batch& batch, attention::AttentionMode mode);
 
-  // The selection of the last step or call, one int32 [rows, topk] tensor per layer; no tensors
-  // where nothing was selected (dense mode, and a warm-up that does not measure).
+  // The selection that each layer attended to in the last step or call, int32 [rows, topk]; layers
+  // that reuse one show that of their source. No tensors where nothing was selected (dense mode, and
+  // a warm-up that does not measure); empty ones where recomputation dropped them.
   std::vector<Tensor> selections() const;
 
   // Holds the selection of the last sparse step for all later ones, which must have as many rows:
-  // for finite differences and replays.
+  // for finite differences.
   void freeze_selection(bool frozen);
 
  private:

@@ -162,6 +162,8 @@ TrainConfig read_train_config(const json& object) {
   JsonReader reader(object, "");
   TrainConfig c;
   c.model = model::read_model_config(reader.object("model"));
+  WINNOW_CHECK(kOperation, c.model.mtp_depths == 0,
+               "model.mtp_depths cannot be trained yet, got {}", c.model.mtp_depths);
   c.data = read_data(reader.object("data"), c.model.attention.max_positions);
   if (reader.has("optimizer")) c.optimizer = read_optimizer(reader.object("optimizer"));
   const json& stages = reader.array("stages");

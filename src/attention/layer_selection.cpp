@@ -1,0 +1,120 @@
+// The keys that a layer's rows attend to: made by its indexer, or reused.
+#include <cmath>
+
+#include "attention/layer.h"
+#include "base/check.h"
+#include "ops/values.h"
+#include "winnow/index_scores_at.h"
+#include "winnow/index_topk.h"
+
+namespace winnow::attention {
+namespace {
+
+constexpr char kName[] = "attention";
+
+}  // namespace
+
+bool Layer::rows_nonempty(const Rows& rows, const Selection& selection) {
+  return ops::first_empty_row(rows.starts, rows.ends, rows.keys(), selection.topk_indices,
+                              selection.topk_lengths) == rows.count();
+}
+
+// Runs the indexer where the call does not reuse; kept.core.selected becomes what the rows attend
+// to, or what they would in a warm-up that measures.
+void Layer::make_selection(const Tensor& x, const Rows& rows, const LayerOptions& options,
+                           const Kept& kept, Memory& memory) const {
+  kept.core.sparse = options.mode == AttentionMode::kSparse;
+  kept.core.selected = {{}, {}, rows.starts, rows.ends, false};
+  if (options.mode == AttentionMode::kDense) {
+    kept.core.selected.rows_nonempty = rows_nonempty(rows, {});
+    return;
+  }
+  if (options.reuses_indices) {
+    if (options.selects()) kept.core.selected = reuse(options.reused, rows);
+    return;
+  }
+  indexer_->forward(x, projection_->indexer_input(x, kept), rows, kept.cache, memory);
+  if (!options.selects()) return;
+  kept.core.selected =
+      select(rows, keys_of(kept.cache, rows.keys()), options, kept.selection, memory);
+}
+
+// The certificate of a reused selection is the word of the layer that made it, as far as this
+// layer sees the same ranges.
+Selection Layer::reuse(const Selection& reused, const Rows& rows) const {
+  const std::int64_t held = reused.topk_indices.shape[0];
+  WINNOW_CHECK(kName, held == rows.count(), "a selection of {} rows cannot serve {} rows", held,
+               rows.count());
+  Selection selection = reused;
+  selection.rows_nonempty = reused.rows_nonempty && reused.starts.data == rows.starts.data &&
+                            reused.ends.data == rows.ends.data;
+  selection.starts = rows.starts;
+  selection.ends = rows.ends;
+  return selection;
+}
+
+// Chooses the keys of every row, or keeps those that are there; memory.topk_scores gets the
+// indexer's scores of them where the loss needs them. The certificate is read from the selection:
+// the ranges cannot prove it where scores are NaN, or where a selection is held under other ranges.
+Selection Layer::select(const Rows& rows, const Keys& keys, const LayerOptions& options,
+                        SelectionMemory& into, Memory& memory) const {
+  const std::int64_t n = rows.count(), topk = c_.indexer.topk;
+  Tensor scores;
+  const bool sparse = options.mode == AttentionMode::kSparse;
+  if (sparse && options.index_loss) scores = memory.topk_scores.fit(dtype_, {n, topk});
+  const bool mxfp8 = c_.indexer.precision == SelectionPrecision::kMxfp8;
+  if (!options.hold_selection) {
+    IndexTopkArgs a;
+    a.index_query = mxfp8 ? memory.index_query_data : memory.index_query;
+    a.index_key = mxfp8 ? keys.index_key_data : keys.index_key;
+    if (mxfp8) {
+      a.index_query_scale = memory.index_query_scale;
+      a.index_key_scale = keys.index_key_scale;
+    }
+    a.index_weights = memory.index_weights;
+    a.starts = rows.starts;
+    a.ends = rows.ends;
+    a.relu = c_.indexer.relu;
+    a.topk_indices = into.topk_indices.fit(DType::kI32, {n, topk});
+    a.topk_lengths = into.topk_lengths.fit(DType::kI32, {n});
+    a.topk_scores = mxfp8 ? memory.selection_scores.fit(DType::kF32, {n, topk}) : scores;
+    call(index_topk, index_topk_workspace_bytes, a, memory.scratch);
+    if (mxfp8) drop_unusable(a.topk_scores, into);
+  }
+  const std::int64_t held =
+      into.topk_indices.view().empty() ? 0 : into.topk_indices.view().shape[0];
+  WINNOW_CHECK(kName, held == n, "a held selection of {} rows cannot serve {} rows", held, n);
+  if (!scores.empty() && (mxfp8 || options.hold_selection)) {
+    IndexScoresAtArgs a;
+    a.index_query = memory.index_query;
+    a.index_key = keys.index_key;
+    a.index_weights = memory.index_weights;
+    a.topk_indices = into.topk_indices;
+    a.starts = rows.starts;
+    a.ends = rows.ends;
+    a.relu = c_.indexer.relu;
+    a.topk_scores = scores;
+    call(index_scores_at, index_scores_at_workspace_bytes, a, memory.scratch);
+  }
+  Selection selection{into.topk_indices, into.topk_lengths, rows.starts, rows.ends};
+  selection.rows_nonempty = sparse && rows_nonempty(rows, selection);
+  return selection;
+}
+
+// A score in MXFP8 that is not finite says nothing of the one that the loss will see: its slot is
+// taken out. (NaN and -inf are never selected; what is left is +inf.)
+void Layer::drop_unusable(const Tensor& scores, const SelectionMemory& selection) const {
+  const std::int64_t topk = c_.indexer.topk;
+  for (std::int64_t i = 0; i < scores.shape[0]; ++i) {
+    std::int32_t* ids = selection.topk_indices.as<std::int32_t>() + i * topk;
+    std::int32_t& length = selection.topk_lengths.as<std::int32_t>()[i];
+    std::int32_t kept = 0;
+    for (std::int32_t s = 0; s < length; ++s) {
+      if (std::isfinite(scores.as<float>()[i * topk + s])) ids[kept++] = ids[s];
+    }
+    for (std::int32_t s = kept; s < length; ++s) ids[s] = -1;
+    length = kept;
+  }
+}
+
+}  // namespace winnow::attention
