@@ -214,8 +214,9 @@ inline int dense_run(const Tensor& starts, const Tensor& ends, std::int64_t keys
 // The extents of a call, and how its rows become runs.
 struct AttentionShape {
   std::int64_t rows, keys, kv_heads, dim_qk, dim_v, topk;
-  bool dense;                  // without lists, the keys in one piece
-  int group, run_rows, pairs;  // most rows and pairs of a run: enough to make packing cheap
+  bool dense;           // without lists, the keys in one piece
+  int group, run_rows;  // most rows of a run: enough to make packing cheap
+  std::int64_t pairs;   // of such a run
   AttentionShape(const Tensor& query, const KeyView& key, const Tensor& topk_indices,
                  std::int64_t value_channels)
       : rows(query.shape[0]),
@@ -227,7 +228,7 @@ struct AttentionShape {
         dense(topk_indices.empty() && !key.paged()),
         group(static_cast<int>(query.shape[1] / kv_heads)),
         run_rows(dense ? static_cast<int>(max64(1, min64(64 / group, rows))) : 1),
-        pairs(group * run_rows) {}
+        pairs(std::int64_t{group} * run_rows) {}
   std::int64_t key_panels() const { return (dim_qk + kPanel - 1) / kPanel; }
   std::int64_t value_panels() const { return (dim_v + kPanel - 1) / kPanel; }
 };

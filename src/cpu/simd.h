@@ -38,6 +38,12 @@ WINNOW_INLINE F8 zero8() { return F8{}; }
 WINNOW_INLINE F8 splat(float x) { return F8{x, x, x, x, x, x, x, x}; }
 WINNOW_INLINE I8 splat(std::int32_t x) { return I8{x, x, x, x, x, x, x, x}; }
 WINNOW_INLINE I8 iota8() { return I8{0, 1, 2, 3, 4, 5, 6, 7}; }
+// Eight ids from `first` on; lanes past the largest int32 stand for no key and wrap.
+WINNOW_INLINE I8 ids8(std::int64_t first) {
+  using U8 = std::uint32_t __attribute__((vector_size(32)));
+  const auto x = static_cast<std::uint32_t>(first);
+  return reinterpret_cast<I8>(U8{x, x, x, x, x, x, x, x} + U8{0, 1, 2, 3, 4, 5, 6, 7});
+}
 
 template <class V, class T>
 WINNOW_INLINE V load_as(const T* p) {

@@ -194,9 +194,8 @@ class TopkStream {
   template <class T>
   WINNOW_INLINE void push(const T* scores, std::int64_t n, std::int64_t first_id) {
     push_with(
-        scores, n, [&](std::int64_t i) __attribute__((always_inline)) {
-          return splat(static_cast<std::int32_t>(first_id + i)) + iota8();
-        });
+        scores,
+        n, [&](std::int64_t i) __attribute__((always_inline)) { return ids8(first_id + i); });
   }
 
   // Candidates of a later part of the row. ids: as long as a multiple of 32 above n.
