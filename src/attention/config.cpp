@@ -1,5 +1,6 @@
 #include "attention/config.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "base/check.h"
@@ -7,65 +8,93 @@
 namespace winnow::attention {
 namespace {
 
-constexpr char kName[] = "config";
 // Far above any model; keeps every product of two sizes inside 64 bit.
 constexpr std::int64_t kMaxSize = std::int64_t{1} << 24;
 
-void check_size(const char* option, std::int64_t value, std::int64_t least = 1) {
-  WINNOW_CHECK(kName, value >= least && value <= kMaxSize,
-               "attention.{} must be from {} to {}, got {}", option, least, kMaxSize, value);
+// The rules of the options under "attention.".
+class Checker {
+ public:
+  explicit Checker(Rules& rules) : rules_(rules) {}
+
+  // Whether it is a size at all, so that other rules may count with it.
+  bool size(const char* option, std::int64_t value, std::int64_t least = 1) {
+    const bool kept = value >= least && value <= kMaxSize;
+    require(kept, option, value, std::clamp(value, least, kMaxSize), "must be from {} to {}", least,
+            kMaxSize);
+    return kept;
+  }
+  void positive(const char* option, double value, double instead) {
+    require(std::isfinite(value) && value > 0, option, value, instead,
+            "must be positive and finite");
+  }
+  void even(const char* option, std::int64_t value) {
+    require(value % 2 == 0, option, value, value + 1, "must be even, since RoPE turns pairs");
+  }
+  // heads * dim is the width of a projection.
+  void width(const char* heads_option, std::int64_t heads, const char* dim_option,
+             std::int64_t dim) {
+    if (dim < 1) return;
+    rules_.require(heads <= kMaxSize / dim,
+                   fmt::format("attention.{} * attention.{}", heads_option, dim_option),
+                   fmt::format("{} * {}", heads, dim),
+                   fmt::format("attention.{} {}", heads_option, kMaxSize / dim),
+                   "must be at most {}", kMaxSize);
+  }
+  template <class Value, class Instead, class... A>
+  void require(bool kept, const char* option, const Value& value, const Instead& instead,
+               fmt::format_string<A...> rule, A&&... arguments) {
+    if (kept) return;
+    rules_.require(false, std::string("attention.") + option, value, instead, rule,
+                   std::forward<A>(arguments)...);
+  }
+
+ private:
+  Rules& rules_;
+};
+
+std::int64_t power_of_two_below(std::int64_t value) {
+  std::int64_t power = 1;
+  while (power * 2 <= value) power *= 2;
+  return power;
 }
 
-void check_positive(const char* option, double value) {
-  WINNOW_CHECK(kName, std::isfinite(value) && value > 0,
-               "attention.{} must be positive and finite, got {}", option, value);
+std::int64_t divisor_below(std::int64_t of, std::int64_t value) {
+  while (of % value != 0) --value;
+  return value;
 }
 
-// heads * dim is the width of a projection.
-void check_width(const char* heads_option, std::int64_t heads, const char* dim_option,
-                 std::int64_t dim) {
-  WINNOW_CHECK(kName, heads <= kMaxSize / dim,
-               "attention.{} * attention.{} must be at most {}, got {} * {}", heads_option,
-               dim_option, kMaxSize, heads, dim);
-}
-
-void check_even(const char* option, std::int64_t value) {
-  WINNOW_CHECK(kName, value % 2 == 0, "attention.{} must be even, since RoPE turns pairs, got {}",
-               option, value);
-}
-
-void validate_indexer(const AttentionConfig& config) {
+void check_indexer(const AttentionConfig& config, Checker& rules) {
   const IndexerConfig& c = config.indexer;
-  check_size("indexer.index_heads", c.index_heads);
-  check_size("indexer.index_dim", c.index_dim);
-  check_width("indexer.index_heads", c.index_heads, "indexer.index_dim", c.index_dim);
-  check_size("indexer.topk", c.topk);
-  check_size("indexer.rope_dim", c.rope_dim, 0);
-  check_even("indexer.rope_dim", c.rope_dim);
-  WINNOW_CHECK(kName, c.index_dim >= c.rope_dim,
-               "attention.indexer.index_dim must be at least attention.indexer.rope_dim = {}, got "
-               "{}",
-               c.rope_dim, c.index_dim);
-  WINNOW_CHECK(kName, !c.hadamard || (c.index_dim & (c.index_dim - 1)) == 0,
-               "attention.indexer.index_dim must be a power of two with "
-               "attention.indexer.hadamard, got {}",
-               c.index_dim);
+  const bool heads = rules.size("indexer.index_heads", c.index_heads);
+  const bool dim = rules.size("indexer.index_dim", c.index_dim);
+  if (heads && dim) {
+    rules.width("indexer.index_heads", c.index_heads, "indexer.index_dim", c.index_dim);
+  }
+  rules.size("indexer.topk", c.topk);
+  if (rules.size("indexer.rope_dim", c.rope_dim, 0)) rules.even("indexer.rope_dim", c.rope_dim);
+  if (dim) {
+    rules.require(c.index_dim >= c.rope_dim, "indexer.index_dim", c.index_dim, c.rope_dim,
+                  "must be at least attention.indexer.rope_dim = {}", c.rope_dim);
+    rules.require(!c.hadamard || (c.index_dim & (c.index_dim - 1)) == 0, "indexer.index_dim",
+                  c.index_dim, power_of_two_below(c.index_dim),
+                  "must be a power of two with attention.indexer.hadamard");
+  }
   if (c.precision == SelectionPrecision::kMxfp8) {
     const std::string missing = missing_for_mxfp8(c, DType::kF32, AttentionMode::kSparse);
-    WINNOW_CHECK(kName, missing.empty(), "attention.indexer.precision \"mxfp8\" needs {}", missing);
+    rules.require(missing.empty(), "indexer.precision", "", "\"full\"", "\"mxfp8\" needs {}",
+                  missing);
   }
   if (c.mode == IndexerMode::kStandard) {
-    check_positive("indexer.k_norm_epsilon", c.k_norm_epsilon);
+    rules.positive("indexer.k_norm_epsilon", c.k_norm_epsilon, 1e-6);
     return;
   }
-  WINNOW_CHECK(kName, config.kind == AttentionKind::kGqa,
-               "attention.indexer.mode \"simplified\" needs attention.kind \"gqa\", got \"mla\"");
-  WINNOW_CHECK(kName, c.index_heads == 1,
-               "attention.indexer.index_heads must be 1 with mode \"simplified\", got {}",
-               c.index_heads);
-  WINNOW_CHECK(kName, !c.relu, "attention.indexer.relu must be false with mode \"simplified\"");
-  WINNOW_CHECK(kName, !c.hadamard,
-               "attention.indexer.hadamard must be false with mode \"simplified\"");
+  rules.require(config.kind == AttentionKind::kGqa, "indexer.mode", "\"mla\"", "\"standard\"",
+                "\"simplified\" needs attention.kind \"gqa\"");
+  rules.require(c.index_heads == 1, "indexer.index_heads", c.index_heads, 1,
+                "must be 1 with mode \"simplified\"");
+  rules.require(!c.relu, "indexer.relu", "", false, "must be false with mode \"simplified\"");
+  rules.require(!c.hadamard, "indexer.hadamard", "", false,
+                "must be false with mode \"simplified\"");
 }
 
 }  // namespace
@@ -87,34 +116,49 @@ double AttentionConfig::softmax_scale() const {
   return 1 / std::sqrt(static_cast<double>(qk_nope_head_dim + qk_rope_head_dim));
 }
 
-void validate(const AttentionConfig& c) {
+void check(const AttentionConfig& c, Rules& all) {
+  Checker rules(all);
   const bool mla = c.kind == AttentionKind::kMla;
-  check_size("hidden_size", c.hidden_size);
-  check_size("heads", c.heads);
-  check_size("qk_nope_head_dim", c.qk_nope_head_dim, mla ? 1 : 0);
-  check_size("qk_rope_head_dim", c.qk_rope_head_dim, 0);
-  check_size("v_head_dim", c.v_head_dim);
-  check_even("qk_rope_head_dim", c.qk_rope_head_dim);
-  const std::int64_t head_dim = c.qk_nope_head_dim + c.qk_rope_head_dim;
-  WINNOW_CHECK(kName, head_dim >= 1,
-               "attention.qk_nope_head_dim + attention.qk_rope_head_dim must be at least 1, got 0");
-  check_width("heads", c.heads, "qk_nope_head_dim + qk_rope_head_dim", head_dim);
-  check_width("heads", c.heads, "qk_nope_head_dim + v_head_dim", c.qk_nope_head_dim + c.v_head_dim);
-  if (mla) {
-    check_size("q_lora_rank", c.q_lora_rank, 0);
-    check_size("kv_lora_rank", c.kv_lora_rank);
-    check_width("heads", c.heads, "kv_lora_rank + qk_rope_head_dim",
-                c.kv_lora_rank + c.qk_rope_head_dim);
-    check_positive("latent_norm_epsilon", c.latent_norm_epsilon);
-  } else {
-    check_size("kv_heads", c.kv_heads);
-    WINNOW_CHECK(kName, c.heads % c.kv_heads == 0,
-                 "attention.heads must be a multiple of attention.kv_heads = {}, got {}",
-                 c.kv_heads, c.heads);
+  rules.size("hidden_size", c.hidden_size);
+  const bool heads = rules.size("heads", c.heads);
+  const bool nope = rules.size("qk_nope_head_dim", c.qk_nope_head_dim, mla ? 1 : 0);
+  const bool rope = rules.size("qk_rope_head_dim", c.qk_rope_head_dim, 0);
+  const bool value = rules.size("v_head_dim", c.v_head_dim);
+  if (rope) rules.even("qk_rope_head_dim", c.qk_rope_head_dim);
+  const std::int64_t head_dim = nope && rope ? c.qk_nope_head_dim + c.qk_rope_head_dim : 0;
+  if (nope && rope) {
+    rules.require(head_dim >= 1, "qk_nope_head_dim + attention.qk_rope_head_dim", head_dim, 1,
+                  "must be at least 1");
   }
-  check_size("max_positions", c.max_positions);
-  validate_indexer(c);
-  if (c.qk_rope_head_dim > 0 || c.indexer.rope_dim > 0) check_positive("rope_theta", c.rope_theta);
+  if (heads) {
+    rules.width("heads", c.heads, "qk_nope_head_dim + qk_rope_head_dim", head_dim);
+    rules.width("heads", c.heads, "qk_nope_head_dim + v_head_dim",
+                nope && value ? c.qk_nope_head_dim + c.v_head_dim : 0);
+  }
+  if (mla) {
+    rules.size("q_lora_rank", c.q_lora_rank, 0);
+    const bool latent = rules.size("kv_lora_rank", c.kv_lora_rank);
+    if (heads && latent && rope) {
+      rules.width("heads", c.heads, "kv_lora_rank + qk_rope_head_dim",
+                  c.kv_lora_rank + c.qk_rope_head_dim);
+    }
+    rules.positive("latent_norm_epsilon", c.latent_norm_epsilon, 1e-6);
+  } else if (rules.size("kv_heads", c.kv_heads) && heads) {
+    rules.require(
+        c.heads % c.kv_heads == 0, "heads", c.heads,
+        fmt::format("attention.kv_heads {}", divisor_below(c.heads, std::min(c.heads, c.kv_heads))),
+        "must be a multiple of attention.kv_heads = {}", c.kv_heads);
+  }
+  rules.size("max_positions", c.max_positions);
+  check_indexer(c, rules);
+  if (c.qk_rope_head_dim > 0 || c.indexer.rope_dim > 0) {
+    rules.positive("rope_theta", c.rope_theta, 1e4);
+  }
+}
+
+void validate(const AttentionConfig& config) {
+  Rules strict;
+  check(config, strict);
 }
 
 }  // namespace winnow::attention

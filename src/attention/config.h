@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <string>
 
+#include "base/rules.h"
 #include "nn/rope.h"
 
 namespace winnow::attention {
@@ -79,7 +80,9 @@ struct AttentionConfig {
   double softmax_scale() const;
 };
 
-// Throws with option, rule and value.
+// Every rule of the options above.
+void check(const AttentionConfig& config, Rules& rules);
+// Throws at the first broken one, with option, rule and value.
 void validate(const AttentionConfig& config);
 
 // Everything that keeps a call from selecting with MXFP8 scores, in one sentence; "" if nothing

@@ -1,12 +1,13 @@
 #include "model/config.h"
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "base/check.h"
+#include "base/text.h"
 #include "model/json_reader.h"
 
 namespace winnow::model {
@@ -19,8 +20,6 @@ using attention::IndexerMode;
 using attention::OutputPrecision;
 using attention::SelectionPrecision;
 using nlohmann::json;
-
-constexpr char kName[] = "config";
 
 template <class Value>
 using Words = std::vector<std::pair<const char*, Value>>;
@@ -60,8 +59,8 @@ const char* word_of(Value value, const Words<Value>& words) {
   return "";
 }
 
-IndexerConfig read_indexer(const json& object) {
-  JsonReader reader(object, "attention.indexer");
+IndexerConfig read_indexer(const json& object, Rules& rules) {
+  JsonReader reader(object, "attention.indexer", rules);
   IndexerConfig c;
   c.mode = reader.word("mode", mode_words());
   c.index_heads = reader.integer("index_heads");
@@ -86,8 +85,8 @@ IndexerConfig read_indexer(const json& object) {
   return c;
 }
 
-AttentionConfig read_attention(const json& object) {
-  JsonReader reader(object, "attention");
+AttentionConfig read_attention(const json& object, Rules& rules) {
+  JsonReader reader(object, "attention", rules);
   AttentionConfig c;
   c.kind = reader.word("kind", kind_words());
   c.hidden_size = reader.integer("hidden_size");
@@ -108,7 +107,7 @@ AttentionConfig read_attention(const json& object) {
   c.rope_theta = reader.number("rope_theta");
   c.rope_pairing = reader.word("rope_pairing", pairing_words());
   c.max_positions = reader.integer("max_positions");
-  c.indexer = read_indexer(reader.object("indexer"));
+  c.indexer = read_indexer(reader.object("indexer"), rules);
   reader.finish();
   return c;
 }
@@ -159,11 +158,15 @@ MtpSharedComponents read_shared_components(JsonReader& reader) {
   if (!reader.has(kKey)) return shared;
   for (const std::string& name : reader.strings(kKey)) {
     const bool index = name == "sparse_attention_index";
-    WINNOW_CHECK(kName, index || name == "latent_kv",
-                 "{} may name \"sparse_attention_index\" and \"latent_kv\", got \"{}\"", kKey,
-                 name);
+    if (!index && name != "latent_kv") {
+      reader.rules().require(false, kKey, fmt::format("\"{}\"", name),
+                             nearest_name(name, {"sparse_attention_index", "latent_kv"}),
+                             "may name \"sparse_attention_index\" and \"latent_kv\"");
+      continue;
+    }
     bool& named = index ? shared.sparse_attention_index : shared.latent_kv;
-    WINNOW_CHECK(kName, !named, "{} must name each component once, got \"{}\" twice", kKey, name);
+    reader.rules().require(!named, kKey, fmt::format("\"{}\" twice", name), "name it once",
+                           "must name each component once");
     named = true;
   }
   return shared;
@@ -222,39 +225,47 @@ std::int64_t parameter_count(const ModelConfig& c) {
          mtp * (2 * h + 3) * h + c.vocab_size * h * (c.tied_embeddings ? 1 : 2) + h;
 }
 
-void validate(const ModelConfig& c) {
+void check(const ModelConfig& c, Rules& rules) {
   constexpr std::int64_t kMaxSize = std::int64_t{1} << 24, kMaxLayers = 1024, kMaxDepths = 64,
                          kMaxParameters = std::int64_t{1} << 42;
-  WINNOW_CHECK(kName, c.vocab_size >= 1 && c.vocab_size <= kMaxSize,
-               "vocab_size must be from 1 to {}, got {}", kMaxSize, c.vocab_size);
-  WINNOW_CHECK(kName, c.layers >= 1 && c.layers <= kMaxLayers,
-               "layers must be from 1 to {}, got {}", kMaxLayers, c.layers);
-  WINNOW_CHECK(kName, c.intermediate_size >= 1 && c.intermediate_size <= kMaxSize,
-               "intermediate_size must be from 1 to {}, got {}", kMaxSize, c.intermediate_size);
-  WINNOW_CHECK(kName, std::isfinite(c.norm_epsilon) && c.norm_epsilon > 0,
-               "norm_epsilon must be positive and finite, got {}", c.norm_epsilon);
-  attention::validate(c.attention);
-  WINNOW_CHECK(kName, c.sharing.topk_freq >= 1 && c.sharing.topk_freq <= kMaxLayers,
-               "topk_freq must be from 1 to {}, got {}", kMaxLayers, c.sharing.topk_freq);
-  WINNOW_CHECK(kName, c.sharing.skip_topk_offset >= 0 && c.sharing.skip_topk_offset <= kMaxLayers,
-               "skip_topk_offset must be from 0 to {}, got {}", kMaxLayers,
-               c.sharing.skip_topk_offset);
-  WINNOW_CHECK(kName, c.mtp_depths >= 0 && c.mtp_depths <= kMaxDepths,
-               "mtp_depths must be from 0 to {}, got {}", kMaxDepths, c.mtp_depths);
-  WINNOW_CHECK(kName, !c.mtp_shared_components.any() || c.mtp_depths > 1,
-               "mtp_shared_components needs mtp_depths of at least 2, since later depths take from "
-               "the first, got {}",
-               c.mtp_depths);
-  WINNOW_CHECK(kName, !c.mtp_shared_components.latent_kv || c.attention.kind == AttentionKind::kMla,
-               "mtp_shared_components \"latent_kv\" needs attention.kind \"mla\", got \"gqa\"");
+  const auto range = [&](const char* option, std::int64_t value, std::int64_t least,
+                         std::int64_t most) {
+    rules.require(value >= least && value <= most, option, value, std::clamp(value, least, most),
+                  "must be from {} to {}", least, most);
+  };
+  range("vocab_size", c.vocab_size, 1, kMaxSize);
+  range("layers", c.layers, 1, kMaxLayers);
+  range("intermediate_size", c.intermediate_size, 1, kMaxSize);
+  rules.require(std::isfinite(c.norm_epsilon) && c.norm_epsilon > 0, "norm_epsilon", c.norm_epsilon,
+                1e-6, "must be positive and finite");
+  attention::check(c.attention, rules);
+  range("topk_freq", c.sharing.topk_freq, 1, kMaxLayers);
+  range("skip_topk_offset", c.sharing.skip_topk_offset, 0, kMaxLayers);
+  range("mtp_depths", c.mtp_depths, 0, kMaxDepths);
+  rules.require(!c.mtp_shared_components.any() || c.mtp_depths > 1, "mtp_shared_components",
+                c.mtp_depths, "mtp_depths 2",
+                "needs mtp_depths of at least 2, since later depths take from the first");
+  rules.require(!c.mtp_shared_components.latent_kv || c.attention.kind == AttentionKind::kMla,
+                "mtp_shared_components", "\"gqa\"", "sparse_attention_index",
+                "\"latent_kv\" needs attention.kind \"mla\"");
+  if (!rules.kept()) return;  // sizes that are none cannot be counted with
   const std::int64_t parameters = parameter_count(c);
-  WINNOW_CHECK(kName, parameters <= kMaxParameters,
-               "the sizes must make a model of at most {} parameters, got {}", kMaxParameters,
-               parameters);
+  rules.require(parameters <= kMaxParameters, "the sizes", parameters, "fewer layers",
+                "must make a model of at most {} parameters", kMaxParameters);
+}
+
+void validate(const ModelConfig& config) {
+  Rules strict;
+  check(config, strict);
 }
 
 ModelConfig read_model_config(const json& object) {
-  JsonReader reader(object, "");
+  Rules strict;
+  return read_model_config(object, strict);
+}
+
+ModelConfig read_model_config(const json& object, Rules& rules) {
+  JsonReader reader(object, "", rules);
   ModelConfig c;
   c.vocab_size = reader.integer_or("vocab_size", c.vocab_size);
   c.layers = reader.integer("layers");
@@ -265,9 +276,9 @@ ModelConfig read_model_config(const json& object) {
   c.sharing.skip_topk_offset = reader.integer_or("skip_topk_offset", c.sharing.skip_topk_offset);
   c.mtp_depths = reader.integer_or("mtp_depths", c.mtp_depths);
   c.mtp_shared_components = read_shared_components(reader);
-  c.attention = read_attention(reader.object("attention"));
+  c.attention = read_attention(reader.object("attention"), rules);
   reader.finish();
-  validate(c);
+  check(c, rules);
   return c;
 }
 

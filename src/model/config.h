@@ -32,7 +32,9 @@ struct ModelConfig {
   attention::AttentionConfig attention;
 };
 
-// Throws with option, rule and value.
+// Every rule of the options above, those of the attention included.
+void check(const ModelConfig& config, Rules& rules);
+// Throws at the first broken one, with option, rule and value.
 void validate(const ModelConfig& config);
 
 // How many numbers a model of this shape trains.
@@ -47,6 +49,7 @@ std::vector<std::int64_t> index_layers(const ModelConfig& config);
 // multi-token prediction. Unknown keys are refused by name with the nearest valid one; keys of the
 // other kind of attention, missing keys, wrong types and broken rules by name and value.
 ModelConfig read_model_config(const nlohmann::json& json);
+ModelConfig read_model_config(const nlohmann::json& json, Rules& rules);
 nlohmann::json write_model_config(const ModelConfig& config);
 
 }  // namespace winnow::model

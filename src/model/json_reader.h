@@ -1,5 +1,6 @@
 // Reads one JSON object key by key, and refuses what it does not know: by name, with the nearest
-// valid name.
+// valid name. Where `rules` collect instead of throwing, what cannot be read is noted once, and
+// reads as 0, false, "" or empty.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +9,14 @@
 #include <utility>
 #include <vector>
 
+#include "base/rules.h"
+
 namespace winnow::model {
 
 class JsonReader {
  public:
   // `path` names the object in messages: "attention.indexer"; "" for the outermost.
-  JsonReader(const nlohmann::json& object, std::string path);
+  JsonReader(const nlohmann::json& object, std::string path, Rules& rules);
 
   bool has(const std::string& key);  // of a key that may be left out
   std::int64_t integer(const std::string& key);
@@ -34,6 +37,7 @@ class JsonReader {
       names.emplace_back(name);
     }
     refuse_word(key, text, names);
+    return words.front().second;
   }
 
   // These keys exist, but not beside what was read: `why` says what they belong to.
@@ -41,14 +45,20 @@ class JsonReader {
   // To be called last: refuses every key that nobody asked for.
   void finish() const;
 
+  std::string full(const std::string& key) const;  // with the path before it
+  Rules& rules() const { return rules_; }
+
  private:
-  const nlohmann::json& get(const std::string& key);
-  std::string full(const std::string& key) const;
-  [[noreturn]] void refuse_word(const std::string& key, const std::string& text,
-                                const std::vector<std::string>& names) const;
+  const nlohmann::json* find(const std::string& key);
+  // The value of a key if it is there and `fits`; noted if not, and null.
+  const nlohmann::json* get(const std::string& key, bool (*fits)(const nlohmann::json&),
+                            const char* kind);
+  void refuse_word(const std::string& key, const std::string& text,
+                   const std::vector<std::string>& names) const;
 
   const nlohmann::json& object_;
   const std::string path_;
+  Rules& rules_;
   std::vector<std::string> known_;
 };
 

@@ -69,7 +69,8 @@ json write_state(const TrainerState& state) {
 TrainerState read_state(const fs::path& path) {
   const json object = parse_file(path);
   try {
-    model::JsonReader reader(object, "");
+    Rules strict;
+    model::JsonReader reader(object, "", strict);
     TrainerState state;
     state.step = reader.integer("step");
     state.train_seconds = reader.number("train_seconds");

@@ -35,24 +35,65 @@ void optional(JsonReader& reader, const char* key, double& value) {
   if (reader.has(key)) value = reader.number(key);
 }
 
-void check_count(const std::string& name, std::int64_t value, std::int64_t least) {
-  WINNOW_CHECK(kOperation, value >= least && value <= kMaxCount, "{} must be from {} to {}, got {}",
-               name, least, kMaxCount, value);
+void check_count(Rules& rules, const std::string& name, std::int64_t value, std::int64_t least) {
+  rules.require(value >= least && value <= kMaxCount, name, value,
+                std::clamp(value, least, kMaxCount), "must be from {} to {}", least, kMaxCount);
 }
 // least <= value < limit; NaN fails.
-void check_range(const std::string& name, double value, double least, double limit) {
-  WINNOW_CHECK(kOperation, value >= least && value < limit, "{} must be in [{}, {}), got {}", name,
-               least, limit, value);
+void check_range(Rules& rules, const std::string& name, double value, double least, double limit,
+                 double instead) {
+  rules.require(value >= least && value < limit, name, value, instead, "must be in [{}, {})", least,
+                limit);
 }
-void check_positive(const std::string& name, double value) {
-  WINNOW_CHECK(kOperation, value > 0 && std::isfinite(value),
-               "{} must be positive and finite, got {}", name, value);
+void check_positive(Rules& rules, const std::string& name, double value, double instead) {
+  rules.require(value > 0 && std::isfinite(value), name, value, instead,
+                "must be positive and finite");
 }
 
-DataConfig read_data(const json& object, std::int64_t max_positions) {
-  JsonReader reader(object, "data");
+// The largest divisor of `of` that is at most `value`; 1 where there is none.
+std::int64_t divisor_below(std::int64_t of, std::int64_t value) {
+  value = std::clamp<std::int64_t>(value, 1, std::max<std::int64_t>(of, 1));
+  constexpr std::int64_t kTries = 1 << 20;
+  for (std::int64_t i = 0; i < kTries && value > 1 && of % value != 0; ++i) --value;
+  return of % value == 0 ? value : 1;
+}
+
+void check_data(const DataConfig& c, std::int64_t max_positions, Rules& rules) {
+  constexpr double kLeastShare = 1e-6;  // the bytes that it asks for stay exact in a double
+  rules.require(c.validation_fraction >= kLeastShare && c.validation_fraction <= 1 - kLeastShare,
+                "data.validation_fraction", c.validation_fraction, 0.05, "must be from {} to {}",
+                kLeastShare, 1 - kLeastShare);
+  check_count(rules, "data.context", c.context, 1);
+  rules.require(c.context <= max_positions, "data.context", c.context, max_positions,
+                "must be at most model.attention.max_positions = {}", max_positions);
+  check_count(rules, "data.batch_sequences", c.batch_sequences, 1);
+  check_count(rules, "data.validation_windows", c.validation_windows, 1);
+  if (c.batch_sequences < 1 || c.batch_sequences > kMaxCount) return;
+  const bool divides =
+      c.micro_batch_sequences >= 1 && c.batch_sequences % c.micro_batch_sequences == 0;
+  rules.require(divides, "data.micro_batch_sequences", c.micro_batch_sequences,
+                divides ? 0 : divisor_below(c.batch_sequences, c.micro_batch_sequences),
+                "must divide data.batch_sequences = {}", c.batch_sequences);
+  if (!divides || c.context < 1 || c.context > kMaxCount) return;
+  constexpr std::int64_t kMaxRows = (std::int64_t{1} << 31) - 1;  // row ids are 32 bit
+  rules.require(c.micro_batch_sequences <= kMaxRows / c.context,
+                "data.micro_batch_sequences x data.context",
+                fmt::format("{} x {}", c.micro_batch_sequences, c.context), "fewer sequences",
+                "must be at most {}", kMaxRows);
+  rules.require(c.batch_sequences <= kMaxStepTokens / c.context,
+                "data.batch_sequences x data.context",
+                fmt::format("{} x {}", c.batch_sequences, c.context), "fewer sequences",
+                "must be at most {}", kMaxStepTokens);
+}
+
+DataConfig read_data(const json& object, std::int64_t max_positions, Purpose purpose,
+                     Rules& rules) {
+  JsonReader reader(object, "data", rules);
   DataConfig c;
-  c.path = reader.string("path");
+  if (purpose == Purpose::kRun || reader.has("path")) {
+    c.path = reader.string("path");
+    rules.require(!c.path.empty(), "data.path", "\"\"", "data/kjv.txt", "must name a text file");
+  }
   optional(reader, "validation_fraction", c.validation_fraction);
   c.context = reader.integer("context");
   c.batch_sequences = reader.integer("batch_sequences");
@@ -60,34 +101,12 @@ DataConfig read_data(const json& object, std::int64_t max_positions) {
   optional(reader, "micro_batch_sequences", c.micro_batch_sequences);
   optional(reader, "validation_windows", c.validation_windows);
   reader.finish();
-  WINNOW_CHECK(kOperation, !c.path.empty(), "data.path must name a text file, got \"\"");
-  constexpr double kLeastShare = 1e-6;  // the bytes that it asks for stay exact in a double
-  WINNOW_CHECK(kOperation,
-               c.validation_fraction >= kLeastShare && c.validation_fraction <= 1 - kLeastShare,
-               "data.validation_fraction must be from {} to {}, got {}", kLeastShare,
-               1 - kLeastShare, c.validation_fraction);
-  check_count("data.context", c.context, 1);
-  WINNOW_CHECK(kOperation, c.context <= max_positions,
-               "data.context must be at most model.attention.max_positions = {}, got {}",
-               max_positions, c.context);
-  check_count("data.batch_sequences", c.batch_sequences, 1);
-  WINNOW_CHECK(kOperation,
-               c.micro_batch_sequences >= 1 && c.batch_sequences % c.micro_batch_sequences == 0,
-               "data.micro_batch_sequences must divide data.batch_sequences = {}, got {}",
-               c.batch_sequences, c.micro_batch_sequences);
-  constexpr std::int64_t kMaxRows = (std::int64_t{1} << 31) - 1;  // row ids are 32 bit
-  WINNOW_CHECK(kOperation, c.micro_batch_sequences <= kMaxRows / c.context,
-               "data.micro_batch_sequences x data.context must be at most {}, got {} x {}",
-               kMaxRows, c.micro_batch_sequences, c.context);
-  WINNOW_CHECK(kOperation, c.batch_sequences <= kMaxStepTokens / c.context,
-               "data.batch_sequences x data.context must be at most {}, got {} x {}",
-               kMaxStepTokens, c.batch_sequences, c.context);
-  check_count("data.validation_windows", c.validation_windows, 1);
+  check_data(c, max_positions, rules);
   return c;
 }
 
-OptimizerConfig read_optimizer(const json& object) {
-  JsonReader reader(object, "optimizer");
+OptimizerConfig read_optimizer(const json& object, Rules& rules) {
+  JsonReader reader(object, "optimizer", rules);
   OptimizerConfig c;
   optional(reader, "beta1", c.beta1);
   optional(reader, "beta2", c.beta2);
@@ -95,45 +114,52 @@ OptimizerConfig read_optimizer(const json& object) {
   optional(reader, "weight_decay", c.weight_decay);
   optional(reader, "clip_norm", c.clip_norm);
   reader.finish();
-  check_range("optimizer.beta1", c.beta1, 0, 1);
-  check_range("optimizer.beta2", c.beta2, 0, 1);
-  check_positive("optimizer.epsilon", c.epsilon);
-  check_range("optimizer.weight_decay", c.weight_decay, 0, 1e3);
-  check_positive("optimizer.clip_norm", c.clip_norm);
+  check_range(rules, "optimizer.beta1", c.beta1, 0, 1, 0.9);
+  check_range(rules, "optimizer.beta2", c.beta2, 0, 1, 0.95);
+  check_positive(rules, "optimizer.epsilon", c.epsilon, 1e-8);
+  check_range(rules, "optimizer.weight_decay", c.weight_decay, 0, 1e3, 0.1);
+  check_positive(rules, "optimizer.clip_norm", c.clip_norm, 1);
   return c;
 }
 
-StageConfig read_stage(const json& object, const std::string& path) {
-  JsonReader reader(object, path);
+void check_stage(const StageConfig& c, const std::string& path, Rules& rules) {
+  rules.require(!c.name.empty(), path + ".name", "", "\"sparse\"", "must not be empty");
+  check_count(rules, path + ".steps", c.steps, 1);
+  check_positive(rules, path + ".learning_rate", c.learning_rate, 1e-3);
+  rules.require(c.final_learning_rate >= 0 && c.final_learning_rate <= c.learning_rate,
+                path + ".final_learning_rate", c.final_learning_rate, c.learning_rate,
+                "must be from 0 to learning_rate = {}", c.learning_rate);
+  rules.require(c.warmup_steps >= 0 && c.warmup_steps <= c.steps, path + ".warmup_steps",
+                c.warmup_steps, c.warmup_steps < 0 ? 0 : c.steps, "must be from 0 to steps = {}",
+                c.steps);
+  const std::string coefficient = path + ".index_loss_coefficient";
+  check_range(rules, coefficient, c.index_loss_coefficient, 0, 1e6, 0.01);
+  const bool learns = c.index_loss_coefficient > 0;
+  rules.require(c.attention != AttentionMode::kDense || !learns, coefficient,
+                c.index_loss_coefficient, 0,
+                "must be 0 in a dense stage, where the indexer does not run");
+  rules.require(c.attention != AttentionMode::kWarmup || learns, coefficient,
+                c.index_loss_coefficient, 1,
+                "must be positive in a warmup stage, which trains nothing but the indexers");
+}
+
+StageConfig read_stage(const json& object, const std::string& path, Purpose purpose, Rules& rules) {
+  JsonReader reader(object, path, rules);
   StageConfig c;
   c.name = reader.string("name");
   c.attention = reader.word("attention", kModes);
-  c.steps = reader.integer("steps");
-  c.learning_rate = reader.number("learning_rate");
+  c.steps = 1;
+  c.learning_rate = 1e-3;
+  if (purpose == Purpose::kRun || reader.has("steps")) c.steps = reader.integer("steps");
+  if (purpose == Purpose::kRun || reader.has("learning_rate")) {
+    c.learning_rate = reader.number("learning_rate");
+  }
   c.final_learning_rate = c.learning_rate;
   optional(reader, "final_learning_rate", c.final_learning_rate);
   optional(reader, "warmup_steps", c.warmup_steps);
   optional(reader, "index_loss_coefficient", c.index_loss_coefficient);
   reader.finish();
-  WINNOW_CHECK(kOperation, !c.name.empty(), "{}.name must not be empty", path);
-  check_count(path + ".steps", c.steps, 1);
-  check_positive(path + ".learning_rate", c.learning_rate);
-  WINNOW_CHECK(kOperation, c.final_learning_rate >= 0 && c.final_learning_rate <= c.learning_rate,
-               "{}.final_learning_rate must be from 0 to learning_rate = {}, got {}", path,
-               c.learning_rate, c.final_learning_rate);
-  WINNOW_CHECK(kOperation, c.warmup_steps >= 0 && c.warmup_steps <= c.steps,
-               "{}.warmup_steps must be from 0 to steps = {}, got {}", path, c.steps,
-               c.warmup_steps);
-  check_range(path + ".index_loss_coefficient", c.index_loss_coefficient, 0, 1e6);
-  const bool learns = c.index_loss_coefficient > 0;
-  WINNOW_CHECK(kOperation, c.attention != AttentionMode::kDense || !learns,
-               "{}.index_loss_coefficient must be 0 in a dense stage, where the indexer does not "
-               "run, got {}",
-               path, c.index_loss_coefficient);
-  WINNOW_CHECK(kOperation, c.attention != AttentionMode::kWarmup || learns,
-               "{}.index_loss_coefficient must be positive in a warmup stage, which trains nothing "
-               "but the indexers, got {}",
-               path, c.index_loss_coefficient);
+  check_stage(c, path, rules);
   return c;
 }
 
@@ -159,41 +185,54 @@ std::string compare(const json& a, const json& b, const std::string& path) {
 }  // namespace
 
 TrainConfig read_train_config(const json& object) {
-  JsonReader reader(object, "");
+  Rules strict;
+  return read_train_config(object, Purpose::kRun, strict);
+}
+
+TrainConfig read_train_config(const json& object, Purpose purpose, Rules& rules) {
+  const bool run = purpose == Purpose::kRun;
+  JsonReader reader(object, "", rules);
   TrainConfig c;
-  c.model = model::read_model_config(reader.object("model"));
-  WINNOW_CHECK(kOperation, c.model.mtp_depths == 0,
-               "model.mtp_depths cannot be trained yet, got {}", c.model.mtp_depths);
-  c.data = read_data(reader.object("data"), c.model.attention.max_positions);
-  if (reader.has("optimizer")) c.optimizer = read_optimizer(reader.object("optimizer"));
+  c.model = model::read_model_config(reader.object("model"), rules);
+  rules.require(!run || c.model.mtp_depths == 0, "model.mtp_depths", c.model.mtp_depths, 0,
+                "cannot be trained yet");
+  c.data = read_data(reader.object("data"), c.model.attention.max_positions, purpose, rules);
+  if (reader.has("optimizer")) c.optimizer = read_optimizer(reader.object("optimizer"), rules);
   const json& stages = reader.array("stages");
-  WINNOW_CHECK(kOperation, !stages.empty(), "stages must hold at least one stage, got []");
+  rules.require(!stages.empty(), "stages", "[]", "one stage", "must hold at least one stage");
   for (std::size_t i = 0; i < stages.size(); ++i) {
-    c.stages.push_back(read_stage(stages[i], fmt::format("stages[{}]", i)));
+    c.stages.push_back(read_stage(stages[i], fmt::format("stages[{}]", i), purpose, rules));
     const attention::IndexerConfig& indexer = c.model.attention.indexer;
     if (indexer.precision == attention::SelectionPrecision::kMxfp8) {
       const std::string missing =
           missing_for_mxfp8(indexer, DType::kF32, c.stages.back().attention);
-      WINNOW_CHECK(kOperation, missing.empty(),
-                   "model.attention.indexer.precision \"mxfp8\" in stages[{}] needs {}", i,
-                   missing);
+      rules.require(missing.empty(), "model.attention.indexer.precision", "", "\"full\"",
+                    "\"mxfp8\" in stages[{}] needs {}", i, missing);
     }
-    WINNOW_CHECK(kOperation, total_steps(c) <= kMaxSteps,
-                 "the sum of all steps must be at most {}, got {}", kMaxSteps, total_steps(c));
+    if (!rules.kept()) continue;  // steps that are none cannot be added
+    rules.require(total_steps(c) <= kMaxSteps, "the sum of all steps", total_steps(c), kMaxSteps,
+                  "must be at most {}", kMaxSteps);
   }
   optional(reader, "checkpoint_every", c.checkpoint_every);
   optional(reader, "validate_every", c.validate_every);
   std::int64_t seed = 1;
   optional(reader, "seed", seed);
-  c.output = reader.string("output");
+  if (run || reader.has("output")) {
+    c.output = reader.string("output");
+    rules.require(!c.output.empty(), "output", "\"\"", "build/run", "must name a folder");
+  }
+  if (run) {
+    reader.refuse({"plan"}, "is read by winnow plan alone, this run has one process and no plan");
+  } else {
+    reader.has("plan");
+  }
   reader.finish();
-  check_count("checkpoint_every", c.checkpoint_every, 0);
-  check_count("validate_every", c.validate_every, 0);
-  check_count("seed", seed, 0);
+  check_count(rules, "checkpoint_every", c.checkpoint_every, 0);
+  check_count(rules, "validate_every", c.validate_every, 0);
+  check_count(rules, "seed", seed, 0);
   c.seed = static_cast<std::uint64_t>(seed);
-  WINNOW_CHECK(kOperation, !c.output.empty(), "output must name a folder, got \"\"");
-  WINNOW_CHECK(kOperation, c.model.vocab_size == 256,
-               "model.vocab_size must be 256 for text read as bytes, got {}", c.model.vocab_size);
+  rules.require(!run || c.model.vocab_size == 256, "model.vocab_size", c.model.vocab_size, 256,
+                "must be 256 for text read as bytes");
   return c;
 }
 
@@ -229,10 +268,10 @@ json write_train_config(const TrainConfig& c) {
           {"output", c.output}};
 }
 
-TrainConfig read_train_config_file(const std::filesystem::path& path) {
+json read_config_file(const std::filesystem::path& path) {
   const std::string text = read_file(kOperation, path);
   try {
-    return read_train_config(json::parse(text));
+    return json::parse(text);
   } catch (const json::parse_error& error) {
     const std::size_t end = std::min(error.byte, text.size());
     const auto begin = text.begin(), stop = begin + static_cast<std::ptrdiff_t>(end);
@@ -245,6 +284,13 @@ TrainConfig read_train_config_file(const std::filesystem::path& path) {
   } catch (const json::exception&) {
     fail(Status::kInvalidArgument, kOperation, "{} must hold numbers that a double can hold",
          path.string());
+  }
+}
+
+TrainConfig read_train_config_file(const std::filesystem::path& path) {
+  const json object = read_config_file(path);
+  try {
+    return read_train_config(object);
   } catch (const Error& error) {
     // "[config] rule" -> "[config] file: rule"
     const std::string message = error.what(), head = fmt::format("[{}] ", kOperation);

@@ -51,13 +51,22 @@ struct TrainConfig {
   std::string output;  // a folder
 };
 
+// What a configuration is read for.
+enum class Purpose {
+  kRun,   // all that a run needs
+  kPlan,  // what only a run needs may be left out: text, output folder, optimizer's rates; the
+          // vocabulary may be any, and an object "plan" may stand beside (plan/config.h)
+};
+
 // Unknown keys are refused with the nearest valid one, missing and broken ones by name and value.
 TrainConfig read_train_config(const nlohmann::json& json);
+TrainConfig read_train_config(const nlohmann::json& json, Purpose purpose, Rules& rules);
 nlohmann::json write_train_config(const TrainConfig& config);
 
 // The file's content; text that is not JSON is an error that names the line. Paths stay relative
 // to the folder that the program runs in.
 TrainConfig read_train_config_file(const std::filesystem::path& path);
+nlohmann::json read_config_file(const std::filesystem::path& path);
 
 // The first key whose value differs, such as "stages[1].steps", of those that decide the loss
 // curve; "" if there is none.
