@@ -1,20 +1,23 @@
 #include "model/recompute.h"
 
-#include "base/check.h"
-
 namespace winnow::model {
 
-void validate(const Recompute& r, const ModelConfig& config) {
-  constexpr char kName[] = "config";
+void check(const Recompute& r, const ModelConfig& config, Rules& rules) {
   const bool parts = r.core_attention || r.norms || r.mlp || r.query_up_projection;
-  WINNOW_CHECK(kName, !r.full || !parts,
-               "recompute \"full\" makes everything again: name it alone, without parts");
-  WINNOW_CHECK(kName, !r.core_attention || !config.mtp_shared_components.latent_kv,
-               "recompute \"core_attention\" must not be combined with mtp_shared_components "
-               "\"latent_kv\": use recompute \"full\", or share \"sparse_attention_index\" alone");
-  WINNOW_CHECK(kName, !r.reuse_checkpoint_topk || r.replays_selection(),
-               "reuse_checkpoint_topk needs recompute \"full\" or \"core_attention\": nothing else "
-               "selects again");
+  rules.require(!r.full || !parts, "recompute", "", "\"full\"",
+                "\"full\" makes everything again: name it alone, without parts");
+  rules.require(!r.core_attention || !config.mtp_shared_components.latent_kv, "recompute", "",
+                "\"full\"",
+                "\"core_attention\" must not be combined with mtp_shared_components \"latent_kv\": "
+                "use recompute \"full\", or share \"sparse_attention_index\" alone");
+  rules.require(!r.reuse_checkpoint_topk || r.replays_selection(), "reuse_checkpoint_topk", "",
+                "recompute \"core_attention\"",
+                "needs recompute \"full\" or \"core_attention\": nothing else selects again");
+}
+
+void validate(const Recompute& recompute, const ModelConfig& config) {
+  Rules strict;
+  check(recompute, config, strict);
 }
 
 BlockKept place(const Recompute& r, attention::KeyCache& cache, bool own_selection,

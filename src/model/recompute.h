@@ -25,7 +25,9 @@ struct Recompute {
   bool replays_selection() const { return full || core_attention; }
 };
 
-// Throws where a combination is not supported, with option, rule and what to do.
+// Which combinations are supported.
+void check(const Recompute& recompute, const ModelConfig& config, Rules& rules);
+// Throws where one is not, with option, rule and what to do.
 void validate(const Recompute& recompute, const ModelConfig& config);
 
 struct NormActivations {
