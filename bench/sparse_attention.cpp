@@ -145,6 +145,11 @@ Operation sparse_attention_operation() {
        "sparse_attention rows=19 keys=60 heads=4 kv_heads=2 dim_qk=8 dim_v=8 value=1 topk=0 "
        "range=causal page=1",
        "sparse_attention rows=12 keys=80 heads=2 dim_qk=16 dim_v=16 topk=20 dtype=f64 page=5",
+       "sparse_attention rows=12 keys=150 heads=64 topk=100 ids=scattered lengths=1 range=awkward "
+       "dtype=bf16 page=16",
+       "sparse_attention rows=2 keys=150 heads=128 topk=130 ids=scattered dtype=bf16 page=64",
+       "sparse_attention rows=3 keys=200 heads=70 dim_qk=512 topk=0 range=causal spread=30 "
+       "dtype=bf16 wide=1",
        "sparse_attention rows=0 keys=64 heads=4 dim_qk=16 dim_v=16 topk=8",
        "sparse_attention rows=0 keys=64 heads=4 dim_qk=16 dim_v=16 topk=0",
        "sparse_attention rows=3 keys=0 heads=4 dim_qk=16 dim_v=16 topk=8",

@@ -89,6 +89,8 @@ TEST_F(GpuAttention, ARowAloneHasTheBitsOfTheBatch) {
   const Trial trials[] = {
       {"sparse_attention rows=140 keys=300 heads=64 topk=100 ids=scattered dtype=bf16", 0},
       {"sparse_attention rows=140 keys=300 heads=40 dim_qk=512 topk=70 lengths=1 dtype=f16", 16},
+      {"sparse_attention rows=140 keys=900 heads=100 topk=700 ids=scattered lengths=1 dtype=bf16", 64},
+      {"sparse_attention rows=40 keys=400 heads=64 dim_qk=512 topk=0 range=causal dtype=bf16", 0},
       {"sparse_attention rows=280 keys=200 heads=24 dim_qk=100 dim_v=90 topk=0 range=causal "
        "dtype=bf16",
        0},
@@ -163,11 +165,11 @@ TEST_F(GpuAttention, AScoreAtAKeyHasTheBitsOfIndexScores) {
 #if defined(WINNOW_CUDA)
 // Captures a call, changes its lists where they lie, replays it.
 TEST_F(GpuAttention, AReplayReadsTheListsThatAreThereThen) {
-  for (const char* dtype : {"f32", "bf16"}) {
-    SCOPED_TRACE(dtype);
-    const Forward forward(std::string("sparse_attention rows=30 keys=300 heads=20 dim_qk=80 "
-                                      "dim_v=64 topk=100 lengths=1 range=causal dtype=") +
-                          dtype);
+  for (const char* shape : {"heads=20 dim_qk=80 dim_v=64 dtype=f32",
+                            "heads=20 dim_qk=80 dim_v=64 dtype=bf16", "heads=64 dtype=bf16"}) {
+    SCOPED_TRACE(shape);
+    const Forward forward(
+        std::string("sparse_attention rows=30 keys=300 topk=100 lengths=1 range=causal ") + shape);
     const AttentionInputs& in = forward.in;
     const Guarded d_output(in.dtype, {in.rows, in.heads, in.dim_v});
     const Guarded d_query(DType::kF32, {in.rows, in.heads, in.dim_qk});

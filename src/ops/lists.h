@@ -56,6 +56,7 @@ namespace winnow::cuda::sm90 {
 extern const Implementation<IndexScoresArgs> index_scores_implementation;
 extern const Implementation<IndexTopkArgs> index_topk_implementation;
 extern const Implementation<SelectTopkArgs> select_topk_implementation;
+extern const Implementation<SparseAttentionArgs> sparse_attention_implementation;
 }  // namespace winnow::cuda::sm90
 #define WINNOW_CUDA_IMPLEMENTATION(operation) &cuda::operation##_implementation,
 #define WINNOW_SM90_IMPLEMENTATION(operation) &cuda::sm90::operation##_implementation,

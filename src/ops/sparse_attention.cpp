@@ -10,7 +10,8 @@ namespace {
 
 constexpr char kName[] = "sparse_attention";
 constexpr const Implementation<SparseAttentionArgs>* kList[] = {
-    WINNOW_CUDA_IMPLEMENTATION(sparse_attention) WINNOW_CPU_IMPLEMENTATIONS(sparse_attention) &
+    WINNOW_SM90_IMPLEMENTATION(sparse_attention) WINNOW_CUDA_IMPLEMENTATION(sparse_attention)
+        WINNOW_CPU_IMPLEMENTATIONS(sparse_attention) &
     ref::sparse_attention_implementation};
 
 void check(const SparseAttentionArgs& a) {
