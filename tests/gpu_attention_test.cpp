@@ -89,7 +89,8 @@ TEST_F(GpuAttention, ARowAloneHasTheBitsOfTheBatch) {
   const Trial trials[] = {
       {"sparse_attention rows=140 keys=300 heads=64 topk=100 ids=scattered dtype=bf16", 0},
       {"sparse_attention rows=140 keys=300 heads=40 dim_qk=512 topk=70 lengths=1 dtype=f16", 16},
-      {"sparse_attention rows=140 keys=900 heads=100 topk=700 ids=scattered lengths=1 dtype=bf16", 64},
+      {"sparse_attention rows=140 keys=900 heads=100 topk=700 ids=scattered lengths=1 dtype=bf16",
+       64},
       {"sparse_attention rows=40 keys=400 heads=64 dim_qk=512 topk=0 range=causal dtype=bf16", 0},
       {"sparse_attention rows=280 keys=200 heads=24 dim_qk=100 dim_v=90 topk=0 range=causal "
        "dtype=bf16",

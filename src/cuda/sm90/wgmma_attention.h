@@ -34,21 +34,24 @@ __device__ void products_wait_but() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
-#define WINNOW_REGISTERS_32 \
+#define WINNOW_REGISTERS_32                                                                \
   "%0,%1,%2,%3,%4,%5,%6,%7,%8,%9,%10,%11,%12,%13,%14,%15,%16,%17,%18,%19,%20,%21,%22,%23," \
-  "%24,%25,%26,%27,%28,%29,%30,%31"                                                       
-#define WINNOW_REGISTERS_64 \
-  WINNOW_REGISTERS_32 "," \
-  "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53," \
-  "%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"                                                 
-#define WINNOW_REGISTERS_96 \
-  WINNOW_REGISTERS_64 "," \
-  "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85," \
-  "%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"                                                 
-#define WINNOW_REGISTERS_128 \
-  WINNOW_REGISTERS_96 "," \
-  "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113," \
-  "%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"                 
+  "%24,%25,%26,%27,%28,%29,%30,%31"
+#define WINNOW_REGISTERS_64                                                                      \
+  WINNOW_REGISTERS_32                                                                            \
+      ","                                                                                        \
+      "%32,%33,%34,%35,%36,%37,%38,%39,%40,%41,%42,%43,%44,%45,%46,%47,%48,%49,%50,%51,%52,%53," \
+      "%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
+#define WINNOW_REGISTERS_96                                                                      \
+  WINNOW_REGISTERS_64                                                                            \
+      ","                                                                                        \
+      "%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85," \
+      "%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
+#define WINNOW_REGISTERS_128                                                                   \
+  WINNOW_REGISTERS_96                                                                          \
+      ","                                                                                      \
+      "%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113," \
+      "%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
 #define WINNOW_SUMS_8(i)                                                                      \
   "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3]), "+f"(d[i + 4]), "+f"(d[i + 5]), \
       "+f"(d[i + 6]), "+f"(d[i + 7])
@@ -60,15 +63,15 @@ __device__ void products_wait_but() {
 #define WINNOW_SUMS_128 WINNOW_SUMS_96, WINNOW_SUMS_32_FROM(96)
 
 // kTa, kTb: 1 where the operand is transposed. The numbers after the sums are those of the inputs.
-#define WINNOW_PRODUCT(n, sums, a_, b_, p_, high_, ta_, tb_)                                         \
-  asm volatile("{\n.reg .pred p;\n.reg .b64 da, db;\nsetp.ne.b32 p, %" #p_                          \
-               ", 0;\n"                                                                              \
-               "mov.b64 da, {%" #a_ ", %" #high_ "};\nmov.b64 db, {%" #b_ ", %" #high_               \
-               "};\n"                                                                                \
-               "wgmma.mma_async.sync.aligned.m64n" #n                                                \
-               "k16.f32.bf16.bf16 {" WINNOW_REGISTERS_##sums "}, da, db, p, 1, 1, %" #ta_ ", %" #tb_ \
-               ";\n}\n"                                                                              \
-               : WINNOW_SUMS_##sums                                                                  \
+#define WINNOW_PRODUCT(n, sums, a_, b_, p_, high_, ta_, tb_)                              \
+  asm volatile("{\n.reg .pred p;\n.reg .b64 da, db;\nsetp.ne.b32 p, %" #p_                \
+               ", 0;\n"                                                                   \
+               "mov.b64 da, {%" #a_ ", %" #high_ "};\nmov.b64 db, {%" #b_ ", %" #high_    \
+               "};\n"                                                                     \
+               "wgmma.mma_async.sync.aligned.m64n" #n                                     \
+               "k16.f32.bf16.bf16 {" WINNOW_REGISTERS_##sums "}, da, db, p, 1, 1, %" #ta_ \
+                                                             ", %" #tb_ ";\n}\n"          \
+               : WINNOW_SUMS_##sums                                                       \
                : "r"(a), "r"(b), "r"(accumulate), "r"(kDescriptorHigh), "n"(kTa), "n"(kTb))
 
 template <int kTa, int kTb, int kSums>
