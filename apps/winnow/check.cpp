@@ -9,6 +9,7 @@
 #include "apps/winnow/commands.h"
 #include "apps/winnow/golden.h"
 #include "bench/case.h"
+#include "bench/placement.h"
 
 namespace winnow::app {
 namespace {
@@ -111,11 +112,14 @@ void check_problems(const std::vector<std::string>& problems, Device device, Rep
 }
 
 // Returns how much of the directory was skipped.
-std::size_t check_golden_directory(const GoldenDirectory& files, Report* report) {
+std::size_t check_golden_directory(const GoldenDirectory& files, Device device, Report* report) {
   const std::string directory = files.path.string();
+  const auto placement = bench::place(device);
   const GoldenReport golden = check_golden(files);
-  for (const GoldenResult& g : golden.results)
-    report->add(g.operation, g.result, "winnow check --golden " + directory);
+  for (const GoldenResult& g : golden.results) {
+    report->add(g.operation, g.result,
+                fmt::format("winnow check{} --golden {}", device_flag(device), directory));
+  }
   if (!golden.results.empty()) report->print_table("Golden vectors of " + directory, "files");
   for (const std::string& skipped : golden.skipped) fmt::print("skipped {}\n", skipped);
   if (!golden.skipped.empty()) fmt::print("\n");
@@ -130,7 +134,7 @@ void run(const Options& options) {
     std::optional<GoldenDirectory> golden;  // looked at before anything takes time
     if (!options.golden.empty()) golden = find_golden(options.golden);
     check_problems(problems, options.device, &report);
-    if (golden) skipped = check_golden_directory(*golden, &report);
+    if (golden) skipped = check_golden_directory(*golden, options.device, &report);
   } catch (...) {
     report.print_end(0);  // the count ends the report whatever happened
     throw;

@@ -261,7 +261,9 @@ class KpoolComparer : private GoldenComparer {
 
 std::vector<GoldenResult> check_golden_kpool(const std::filesystem::path& path) {
   const KpoolFile file(path);
-  std::vector<GoldenResult> results = KpoolComparer(file, DType::kF64, "reference").run();
+  std::vector<GoldenResult> results;
+  if (bench::Placement::current() == nullptr)  // GPUs leave f64 to CPUs
+    results = KpoolComparer(file, DType::kF64, "reference").run();
   const Array row(DType::kF32, {1, 8}), base(DType::kI32, {1});
   for (const Verdict& v :
        explain(PoolKeysArgs{row, row, row, base, PoolRounding::kOnce, row.clone()}).verdicts) {
