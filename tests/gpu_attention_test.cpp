@@ -75,10 +75,6 @@ void run(const SparseAttentionArgs& args) {
   run_once(sparse_attention_workspace_bytes(placed(args)),
            [&](Workspace workspace) { sparse_attention(placed(args), workspace); });
 }
-void run(const SparseAttentionBackwardArgs& args) {
-  run_once(sparse_attention_backward_workspace_bytes(placed(args)),
-           [&](Workspace workspace) { sparse_attention_backward(placed(args), workspace); });
-}
 
 // Many rows get large blocks, one row small ones; the bits are the same.
 TEST_F(GpuAttention, ARowAloneHasTheBitsOfTheBatch) {
@@ -164,6 +160,11 @@ TEST_F(GpuAttention, AScoreAtAKeyHasTheBitsOfIndexScores) {
 }
 
 #if defined(WINNOW_CUDA)
+void run(const SparseAttentionBackwardArgs& args) {
+  run_once(sparse_attention_backward_workspace_bytes(placed(args)),
+           [&](Workspace workspace) { sparse_attention_backward(placed(args), workspace); });
+}
+
 // Captures a call, changes its lists where they lie, replays it.
 TEST_F(GpuAttention, AReplayReadsTheListsThatAreThereThen) {
   for (const char* shape : {"heads=20 dim_qk=80 dim_v=64 dtype=f32",
