@@ -1,5 +1,5 @@
 // Gradients of the whole model against finite differences in double, for every kind of attention,
-// indexer and mode, with the selection held fixed.
+// indexer, sharing and mode, with the selection held fixed.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 
@@ -26,6 +26,9 @@ Losses losses(Transformer& model, const Batch& batch, StepOptions options) {
   const StepResult r = model.step(batch, options);
   Losses l;
   l.language = kLossScale * r.nll;
+  for (std::size_t d = 0; d < r.mtp_nll.size(); ++d) {
+    l.language += options.mtp_loss_scales[d] * r.mtp_nll[d];
+  }
   for (const double kl : r.index_kl) l.index += kIndexScale * kl;
   return l;
 }
@@ -81,6 +84,15 @@ std::vector<Case> cases() {
     all.push_back({name + "_warmup", config, AttentionMode::kWarmup});
     all.push_back({name + "_sparse", config, AttentionMode::kSparse});
   }
+  for (const auto& [name, config] : mtp_models()) {
+    all.push_back({"mtp_" + name + "_sparse", config, AttentionMode::kSparse});
+  }
+  const auto both = mtp_models()[4];
+  all.push_back({"mtp_" + both.first + "_dense", both.second, AttentionMode::kDense});
+  for (const std::size_t n : {1, 4}) {
+    const auto [name, config] = mtp_models()[n];
+    all.push_back({"mtp_" + name + "_warmup", config, AttentionMode::kWarmup});
+  }
   return all;
 }
 
@@ -94,6 +106,9 @@ TEST_P(Gradients, MatchFiniteDifferences) {
   options.mode = GetParam().mode;
   options.loss_scale = kLossScale;
   options.index_loss_scale = options.mode == AttentionMode::kDense ? 0 : kIndexScale;
+  for (std::int64_t d = 0; d < model.config().mtp_depths; ++d) {
+    options.mtp_loss_scales.push_back(0.3 + 0.2 * static_cast<double>(d));
+  }
   if (options.mode == AttentionMode::kSparse) {
     model.step(batch, options);
     model.freeze_selection(true);

@@ -76,10 +76,39 @@ inline std::vector<std::pair<std::string, ModelConfig>> tiny_models() {
   plain.qk_rope_head_dim = 0;
   plain.indexer.rope_dim = 0;
   plain.indexer.hadamard = false;
+  ModelConfig shared = tiny_model(tiny_mla());  // layer 1 reuses the indices of layer 0
+  shared.sharing.topk_freq = 2;
   return {{"mla", tiny_model(tiny_mla())},
           {"mla_plain", tiny_model(plain)},
+          {"mla_shared", shared},
           {"gqa", tiny_model(tiny_gqa())},
           {"gqa_simplified", tiny_model(tiny_simplified())}};
+}
+
+// Models with multi-token prediction, in every combination of what its depths share.
+inline std::vector<std::pair<std::string, ModelConfig>> mtp_models() {
+  std::vector<std::pair<std::string, ModelConfig>> all;
+  ModelConfig c = tiny_model(tiny_mla());
+  c.mtp_depths = 1;
+  all.emplace_back("one_depth", c);
+  c.mtp_depths = 3;
+  all.emplace_back("nothing_shared", c);
+  c.mtp_shared_components = {true, false};
+  all.emplace_back("indices_shared", c);
+  c.mtp_shared_components = {false, true};
+  all.emplace_back("keys_shared", c);
+  c.mtp_shared_components = {true, true};
+  all.emplace_back("both_shared", c);
+  c.sharing = {4, 1};  // layer 3 reuses the indices of layer 1 at depth 0, too
+  all.emplace_back("both_shared_from_a_layer", c);
+  c.mtp_shared_components = {false, true};
+  all.emplace_back("keys_shared_indices_from_a_layer", c);
+  ModelConfig gqa = tiny_model(tiny_gqa());
+  gqa.mtp_depths = 2;
+  all.emplace_back("gqa_nothing_shared", gqa);
+  gqa.mtp_shared_components = {true, false};
+  all.emplace_back("gqa_indices_shared", gqa);
+  return all;
 }
 
 // Weights large enough that every part matters: matrices N(0, 0.4), vectors 1 + N(0, 0.2).
@@ -114,6 +143,7 @@ inline Batch packed_batch(const std::vector<std::int32_t>& lengths, std::int64_t
     cu_seqlens.push_back(cu_seqlens.back() + length);
   }
   batch.ranges = packed_ranges(cu_seqlens, cu_seqlens.back());
+  add_mtp_tokens(batch, 3);
   return batch;
 }
 
@@ -130,6 +160,8 @@ inline Batch part_of(const Batch& batch, std::int32_t first, std::int32_t count)
   part.positions = cut(batch.positions, 0);
   part.ranges.starts = cut(batch.ranges.starts, first);
   part.ranges.ends = cut(batch.ranges.ends, first);
+  for (const auto& tokens : batch.mtp_tokens) part.mtp_tokens.push_back(cut(tokens, 0));
+  for (const auto& targets : batch.mtp_targets) part.mtp_targets.push_back(cut(targets, 0));
   return part;
 }
 
@@ -137,6 +169,10 @@ inline std::vector<double> numbers(const Tensor& t) {
   std::vector<double> all;
   for (std::int64_t i = 0; i < t.elements(); ++i) all.push_back(load_double(t.data, t.dtype, i));
   return all;
+}
+
+inline std::vector<std::int32_t> ids_of(const Tensor& t) {
+  return {t.as<std::int32_t>(), t.as<std::int32_t>() + t.elements()};
 }
 
 }  // namespace winnow::model

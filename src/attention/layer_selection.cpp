@@ -79,6 +79,7 @@ Selection Layer::select(const Rows& rows, const Keys& keys, const LayerOptions& 
     a.topk_lengths = into.topk_lengths.fit(DType::kI32, {n});
     a.topk_scores = mxfp8 ? memory.selection_scores.fit(DType::kF32, {n, topk}) : scores;
     call(index_topk, index_topk_workspace_bytes, a, memory.scratch);
+    ++memory.selections;
     if (mxfp8) drop_unusable(a.topk_scores, into);
   }
   const std::int64_t held =

@@ -49,6 +49,7 @@ struct Memory {
   Buffer index_query, index_weights, k_projected, k_mean, k_scale;
   Buffer index_query_data, index_query_scale, selection_scores;  // MXFP8
   Buffer topk_scores, target, kl, d_scores, d_index_query, d_index_key, d_index_weights, d_k;
+  std::int64_t selections = 0;  // how often an indexer has scored and selected
   // A second, dense attention that measures what the selection catches.
   Buffer dense_attended, dense_lse;
 };

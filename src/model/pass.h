@@ -37,6 +37,11 @@ struct PassState {
   Buffer d_shared_keys;          // [rows, 1, dim_qk], of all depths but the first
   std::size_t depths_ran = 0;
   bool ran = false;  // forward, and not yet backward
+
+  // The layers whose selections there are to see.
+  std::size_t selecting_layers() const {
+    return layer.selects() ? calls.size() - depths.size() : 0;
+  }
 };
 
 }  // namespace winnow::model

@@ -171,9 +171,16 @@ Pass& Pass::operator=(Pass&&) noexcept = default;
 
 std::vector<Tensor> Pass::selections() const {
   std::vector<Tensor> all;
-  if (!state_->layer.selects()) return all;
-  for (std::size_t n = 0; n + state_->depths.size() < state_->calls.size(); ++n) {
+  for (std::size_t n = 0; n < state_->selecting_layers(); ++n) {
     all.push_back(state_->calls[n].selected.topk_indices);
+  }
+  return all;
+}
+
+std::vector<bool> Pass::certificates() const {
+  std::vector<bool> all;
+  for (std::size_t n = 0; n < state_->selecting_layers(); ++n) {
+    all.push_back(state_->calls[n].selected.rows_nonempty);
   }
   return all;
 }
@@ -189,7 +196,7 @@ ParameterList& Transformer::parameters() { return network_->parameters; }
 
 StepResult Transformer::step(const Batch& batch, const StepOptions& options) {
   StepResult result = forward(batch, options, network_->own_pass);
-  if (network_->own_pass.state_->ran) backward(network_->own_pass);
+  if (network_->own_pass.state_->ran) result.index_runs.replay = backward(network_->own_pass);
   return result;
 }
 
@@ -206,6 +213,7 @@ StepResult Transformer::forward(const Batch& batch, const StepOptions& options, 
   if (warmup) depths = mtp_calls_that_compute(net.config);
   check_mtp_tokens(batch, depths, net.config, !warmup);
 
+  const std::int64_t before = net.memory.attention.selections;
   const attention::ForwardSharing::Scope scope(state.sharing);
   std::vector<attention::LayerResult> results;
   const std::int64_t rows = state.rows.count(), hidden = net.config.attention.hidden_size;
@@ -231,6 +239,7 @@ StepResult Transformer::forward(const Batch& batch, const StepOptions& options, 
   }
 
   result.tokens = count_targets(batch.targets);
+  result.index_runs.forward = net.memory.attention.selections - before;
   if (state.layer.index_loss || warmup) result.index_kl = index_kl_of(net.config, results);
   for (const attention::LayerResult& r : results) {
     if (options.measure_selection) result.attention_mass_caught.push_back(r.attention_mass_caught);
@@ -240,11 +249,12 @@ StepResult Transformer::forward(const Batch& batch, const StepOptions& options, 
   return result;
 }
 
-void Transformer::backward(Pass& pass) {
+std::int64_t Transformer::backward(Pass& pass) {
   Network& net = *network_;
   PassState& state = *pass.state_;
   WINNOW_CHECK(kName, state.ran, "a pass goes backward once, after a forward with backward set");
   state.ran = false;
+  const std::int64_t before = net.memory.attention.selections;
   const std::int64_t rows = state.rows.count(), hidden = net.config.attention.hidden_size;
   const Tensor& d_stream = state.d_stream.fit(net.dtype, {rows, hidden});
   if (state.depths_ran > 0 && net.config.mtp_shared_components.latent_kv) {
@@ -258,6 +268,7 @@ void Transformer::backward(Pass& pass) {
   net.head->normalise_backward(state.end, state.scale, state.d_normed[0], d_stream);
   for (std::size_t n = net.layers(); n-- > 0;) net.call_block_backward(n, state, d_stream);
   nn::embedding_backward(state.batch->tokens, d_stream, net.embedding.grad);
+  return net.memory.attention.selections - before;
 }
 
 Array Transformer::log_probabilities(const Batch& batch, AttentionMode mode) {
@@ -280,6 +291,8 @@ Array Transformer::log_probabilities(const Batch& batch, AttentionMode mode) {
 }
 
 std::vector<Tensor> Transformer::selections() const { return network_->own_pass.selections(); }
+
+std::vector<bool> Transformer::certificates() const { return network_->own_pass.certificates(); }
 
 void Transformer::freeze_selection(bool frozen) { network_->frozen = frozen; }
 

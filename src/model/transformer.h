@@ -42,6 +42,12 @@ struct StepOptions {
   Recompute recompute;             // of a pass with backward; changes no bit
 };
 
+// How often indexers scored all keys and selected.
+struct IndexRuns {
+  std::int64_t forward = 0;
+  std::int64_t replay = 0;  // again, in replays
+};
+
 struct StepResult {
   double nll = 0;           // summed over rows with a target
   std::int64_t tokens = 0;  // rows with a target
@@ -52,6 +58,7 @@ struct StepResult {
   std::vector<double> attention_mass_caught;
   std::vector<double> mtp_nll;           // per depth, summed over rows with a target
   std::vector<std::int64_t> mtp_tokens;  // per depth, rows with a target
+  IndexRuns index_runs;
 };
 
 // One micro-batch between its forward and its backward: what its layers keep, and what they share.
@@ -62,8 +69,9 @@ class Pass {
   Pass(Pass&&) noexcept;
   Pass& operator=(Pass&&) noexcept;
 
-  // As Transformer::selections, of this pass.
+  // As those of Transformer, of this pass.
   std::vector<Tensor> selections() const;
+  std::vector<bool> certificates() const;
 
  private:
   friend class Transformer;
@@ -88,9 +96,10 @@ class Transformer {
 
   // The same in two halves, with as many micro-batches in flight as there are passes: the losses
   // and the gradients of output head and indexers come with the forward, the rest with the backward,
-  // which must find the batch and the weights as they were. A backward ends the pass.
+  // which must find the batch and the weights as they were. A backward ends the pass, and says how
+  // often an indexer ran again in its replays.
   StepResult forward(const Batch& batch, const StepOptions& options, Pass& pass);
-  void backward(Pass& pass);
+  std::int64_t backward(Pass& pass);
 
   // Log-probabilities [rows, vocab_size] of the next token for every row: the training forward.
   Array log_probabilities(const Batch& batch, attention::AttentionMode mode);
@@ -99,6 +108,8 @@ class Transformer {
   // that reuse one show that of their source. No tensors where nothing was selected (dense mode, and
   // a warm-up that does not measure); empty ones where recomputation dropped them.
   std::vector<Tensor> selections() const;
+  // What each layer certified of them: that every row attends to a key.
+  std::vector<bool> certificates() const;
 
   // Holds the selection of the last sparse step for all later ones, which must have as many rows:
   // for finite differences.
