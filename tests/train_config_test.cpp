@@ -27,6 +27,28 @@ TEST(TrainConfig, ReadsTheThreeStages) {
   EXPECT_EQ(c.seed, 7u);
 }
 
+TEST(TrainConfig, DepthsAreTrainedUnlessTheStageSaysOtherwise) {
+  json j = run();
+  EXPECT_EQ(read_train_config(j).stages[0].mtp_loss_coefficient, 0);
+  j["model"]["mtp_depths"] = 2;
+  j["stages"][2]["mtp_loss_coefficient"] = 0.3;
+  j["recompute"] = {"mlp", "core_attention"};
+  j["reuse_checkpoint_topk"] = true;
+  const TrainConfig c = read_train_config(j);
+  EXPECT_EQ(c.stages[0].mtp_loss_coefficient, 0.1);
+  EXPECT_EQ(c.stages[1].mtp_loss_coefficient, 0);
+  EXPECT_EQ(c.stages[2].mtp_loss_coefficient, 0.3);
+  EXPECT_TRUE(c.recompute.mlp && c.recompute.core_attention && c.recompute.reuse_checkpoint_topk);
+  EXPECT_FALSE(c.recompute.full || c.recompute.norms || c.recompute.query_up_projection);
+  const json written = write_train_config(c);
+  EXPECT_EQ(write_train_config(read_train_config(written)), written);
+  TrainConfig other = c;
+  other.recompute = {};
+  EXPECT_EQ(first_difference(c, other), "");
+  other.stages[2].mtp_loss_coefficient = 0.2;
+  EXPECT_EQ(first_difference(c, other), "stages[2].mtp_loss_coefficient");
+}
+
 TEST(TrainConfig, WrittenAndReadAgainIsTheSame) {
   const TrainConfig c = read_train_config(run());
   const json written = write_train_config(c);
@@ -112,6 +134,38 @@ const std::vector<Wrong> kWrong = {
        j["model"]["attention"]["indexer"]["precision"] = "mxfp8";
      },
      "\"mxfp8\" in stages[1] needs the sparse loss"},
+    {"recompute_text", [](json& j) { j["recompute"] = "full"; }, "recompute must be a list"},
+    {"recompute_unknown", [](json& j) { j["recompute"] = {"mlps"}; }, "got \"mlps\""},
+    {"recompute_twice",
+     [](json& j) {
+       j["recompute"] = {"mlp", "mlp"};
+     },
+     "got \"mlp\" twice"},
+    {"recompute_full_and_part",
+     [](json& j) {
+       j["recompute"] = {"full", "mlp"};
+     },
+     "name it alone"},
+    {"reuse_of_nothing", [](json& j) { j["reuse_checkpoint_topk"] = true; },
+     "reuse_checkpoint_topk needs recompute"},
+    {"core_with_latent_kv",
+     [](json& j) {
+       j["model"]["mtp_depths"] = 2;
+       j["model"]["mtp_shared_components"] = {"latent_kv"};
+       j["recompute"] = {"core_attention"};
+     },
+     "must not be combined with mtp_shared_components"},
+    {"mtp_loss_without_depths", [](json& j) { j["stages"][0]["mtp_loss_coefficient"] = 0.1; },
+     "must be 0 for a model without mtp_depths"},
+    {"mtp_loss_in_a_warmup",
+     [](json& j) {
+       j["model"]["mtp_depths"] = 1;
+       j["stages"][1]["mtp_loss_coefficient"] = 0.1;
+     },
+     "must be 0 in a warmup stage"},
+    {"depths_beyond_the_context", [](json& j) { j["model"]["mtp_depths"] = 24; },
+     "data.context must be above model.mtp_depths = 24"},
+    {"health_negative", [](json& j) { j["health_every"] = -1; }, "health_every must be from 0"},
     {"checkpoint_negative", [](json& j) { j["checkpoint_every"] = -1; }, "got -1"},
     {"seed_negative", [](json& j) { j["seed"] = -1; }, "seed must be from 0"},
     {"output_empty", [](json& j) { j["output"] = ""; }, "output must name a folder"},

@@ -104,7 +104,8 @@ void load_exactly(const fs::path& path, const std::vector<model::NamedTensor>& t
 }  // namespace
 
 fs::path save_checkpoint(const fs::path& output, const TrainerState& state,
-                         const ParameterList& parameters, const AdamW& optimizer) {
+                         const ParameterList& parameters, const AdamW& optimizer,
+                         const std::vector<model::NamedTensor>& health) {
   const fs::path folder = output / "checkpoints", writing = folder / kWriting;
   fs::path whole = folder / fmt::format("{}{:08}", kPrefix, state.step);
   std::error_code error;
@@ -117,6 +118,7 @@ fs::path save_checkpoint(const fs::path& output, const TrainerState& state,
     model::write_safetensors(writing / "model.safetensors", values_of(parameters),
                              {{"format", "winnow"}, {"step", std::to_string(state.step)}});
     model::write_safetensors(writing / "optimizer.safetensors", optimizer.state());
+    if (!health.empty()) model::write_safetensors(writing / "health.safetensors", health);
     sync_folder(kOperation, writing);
     if (fs::exists(whole)) remove_checkpoint(whole);
     fs::rename(writing, whole, error);

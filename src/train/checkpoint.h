@@ -3,6 +3,7 @@
 //   OUTPUT/checkpoints/step-00000400/config.json            the model's configuration
 //                                    model.safetensors      its weights
 //                                    optimizer.safetensors  moments and step counts
+//                                    health.safetensors     selections of the last measurement, if any
 //                                    trainer.json           step, text, and the run's configuration
 //
 // A checkpoint is written into a hidden folder, brought to the disk, and then renamed. The newest
@@ -34,7 +35,8 @@ struct Checkpoint {
 // Returns the new checkpoint's folder. A failure (full disk) leaves the older ones as they were.
 std::filesystem::path save_checkpoint(const std::filesystem::path& output,
                                       const TrainerState& state, const ParameterList& parameters,
-                                      const AdamW& optimizer);
+                                      const AdamW& optimizer,
+                                      const std::vector<model::NamedTensor>& health = {});
 
 // All under `output`, whole or damaged.
 void remove_checkpoints(const std::filesystem::path& output);

@@ -19,6 +19,7 @@ using nlohmann::json;
 constexpr const char* kOperation = "config";
 constexpr std::int64_t kMaxCount = std::int64_t{1} << 40;
 constexpr std::int64_t kMaxSteps = 99'999'999;  // eight digits: names of checkpoints sort as text
+constexpr double kMtpLossCoefficient = 0.1;
 constexpr std::int64_t kMaxStepTokens = std::int64_t{1} << 36;  // x kMaxSteps is below 2^63
 
 const std::vector<std::pair<const char*, AttentionMode>> kModes = {
@@ -33,6 +34,14 @@ void optional(JsonReader& reader, const char* key, std::int64_t& value) {
 }
 void optional(JsonReader& reader, const char* key, double& value) {
   if (reader.has(key)) value = reader.number(key);
+}
+
+std::vector<std::pair<std::string, bool*>> recompute_parts(model::Recompute& r) {
+  return {{"full", &r.full},
+          {"core_attention", &r.core_attention},
+          {"norms", &r.norms},
+          {"mlp", &r.mlp},
+          {"query_up_projection", &r.query_up_projection}};
 }
 
 void check_count(Rules& rules, const std::string& name, std::int64_t value, std::int64_t least) {
@@ -58,7 +67,8 @@ std::int64_t divisor_below(std::int64_t of, std::int64_t value) {
   return of % value == 0 ? value : 1;
 }
 
-void check_data(const DataConfig& c, std::int64_t max_positions, Rules& rules) {
+void check_data(const DataConfig& c, const model::ModelConfig& model, Rules& rules) {
+  const std::int64_t max_positions = model.attention.max_positions;
   constexpr double kLeastShare = 1e-6;  // the bytes that it asks for stay exact in a double
   rules.require(c.validation_fraction >= kLeastShare && c.validation_fraction <= 1 - kLeastShare,
                 "data.validation_fraction", c.validation_fraction, 0.05, "must be from {} to {}",
@@ -66,6 +76,9 @@ void check_data(const DataConfig& c, std::int64_t max_positions, Rules& rules) {
   check_count(rules, "data.context", c.context, 1);
   rules.require(c.context <= max_positions, "data.context", c.context, max_positions,
                 "must be at most model.attention.max_positions = {}", max_positions);
+  rules.require(model.mtp_depths == 0 || c.context > model.mtp_depths, "data.context", c.context,
+                model.mtp_depths + 1,
+                "must be above model.mtp_depths = {}, which look so far ahead", model.mtp_depths);
   check_count(rules, "data.batch_sequences", c.batch_sequences, 1);
   check_count(rules, "data.validation_windows", c.validation_windows, 1);
   if (c.batch_sequences < 1 || c.batch_sequences > kMaxCount) return;
@@ -86,7 +99,7 @@ void check_data(const DataConfig& c, std::int64_t max_positions, Rules& rules) {
                 "must be at most {}", kMaxStepTokens);
 }
 
-DataConfig read_data(const json& object, std::int64_t max_positions, Purpose purpose,
+DataConfig read_data(const json& object, const model::ModelConfig& model, Purpose purpose,
                      Rules& rules) {
   JsonReader reader(object, "data", rules);
   DataConfig c;
@@ -101,7 +114,7 @@ DataConfig read_data(const json& object, std::int64_t max_positions, Purpose pur
   optional(reader, "micro_batch_sequences", c.micro_batch_sequences);
   optional(reader, "validation_windows", c.validation_windows);
   reader.finish();
-  check_data(c, max_positions, rules);
+  check_data(c, model, rules);
   return c;
 }
 
@@ -122,7 +135,8 @@ OptimizerConfig read_optimizer(const json& object, Rules& rules) {
   return c;
 }
 
-void check_stage(const StageConfig& c, const std::string& path, Rules& rules) {
+void check_stage(const StageConfig& c, const std::string& path, std::int64_t mtp_depths,
+                 Rules& rules) {
   rules.require(!c.name.empty(), path + ".name", "", "\"sparse\"", "must not be empty");
   check_count(rules, path + ".steps", c.steps, 1);
   check_positive(rules, path + ".learning_rate", c.learning_rate, 1e-3);
@@ -141,9 +155,51 @@ void check_stage(const StageConfig& c, const std::string& path, Rules& rules) {
   rules.require(c.attention != AttentionMode::kWarmup || learns, coefficient,
                 c.index_loss_coefficient, 1,
                 "must be positive in a warmup stage, which trains nothing but the indexers");
+  const std::string mtp = path + ".mtp_loss_coefficient";
+  check_range(rules, mtp, c.mtp_loss_coefficient, 0, 1e6, kMtpLossCoefficient);
+  const bool ahead = c.mtp_loss_coefficient > 0;
+  rules.require(!ahead || mtp_depths > 0, mtp, c.mtp_loss_coefficient, 0,
+                "must be 0 for a model without mtp_depths");
+  rules.require(!ahead || c.attention != AttentionMode::kWarmup, mtp, c.mtp_loss_coefficient, 0,
+                "must be 0 in a warmup stage, which trains nothing but the indexers");
 }
 
-StageConfig read_stage(const json& object, const std::string& path, Purpose purpose, Rules& rules) {
+// A list of names, each at most once.
+model::Recompute read_recompute(JsonReader& reader, const model::ModelConfig& model) {
+  model::Recompute r;
+  const std::vector<std::pair<std::string, bool*>> parts = recompute_parts(r);
+  if (reader.has("recompute")) {
+    for (const std::string& name : reader.strings("recompute")) {
+      const auto part =
+          std::find_if(parts.begin(), parts.end(), [&](const auto& p) { return p.first == name; });
+      const bool known = part != parts.end();
+      reader.rules().require(known, "recompute", fmt::format("\"{}\"", name), "[\"full\"]",
+                             "may name \"full\", or any of \"core_attention\", \"norms\", \"mlp\" "
+                             "and \"query_up_projection\"");
+      if (!known) continue;
+      reader.rules().require(!*part->second, "recompute", fmt::format("\"{}\" twice", name),
+                             fmt::format("\"{}\" once", name), "must name each part once");
+      *part->second = true;
+    }
+  }
+  if (reader.has("reuse_checkpoint_topk")) {
+    r.reuse_checkpoint_topk = reader.boolean("reuse_checkpoint_topk");
+  }
+  check(r, model, reader.rules());
+  return r;
+}
+
+json write_recompute(const model::Recompute& recompute) {
+  model::Recompute r = recompute;
+  json names = json::array();
+  for (const auto& [name, on] : recompute_parts(r)) {
+    if (*on) names.push_back(name);
+  }
+  return names;
+}
+
+StageConfig read_stage(const json& object, const std::string& path, std::int64_t mtp_depths,
+                       Purpose purpose, Rules& rules) {
   JsonReader reader(object, path, rules);
   StageConfig c;
   c.name = reader.string("name");
@@ -158,8 +214,11 @@ StageConfig read_stage(const json& object, const std::string& path, Purpose purp
   optional(reader, "final_learning_rate", c.final_learning_rate);
   optional(reader, "warmup_steps", c.warmup_steps);
   optional(reader, "index_loss_coefficient", c.index_loss_coefficient);
+  const bool looks_ahead = mtp_depths > 0 && c.attention != AttentionMode::kWarmup;
+  c.mtp_loss_coefficient = looks_ahead ? kMtpLossCoefficient : 0;
+  optional(reader, "mtp_loss_coefficient", c.mtp_loss_coefficient);
   reader.finish();
-  check_stage(c, path, rules);
+  check_stage(c, path, mtp_depths, rules);
   return c;
 }
 
@@ -194,14 +253,13 @@ TrainConfig read_train_config(const json& object, Purpose purpose, Rules& rules)
   JsonReader reader(object, "", rules);
   TrainConfig c;
   c.model = model::read_model_config(reader.object("model"), rules);
-  rules.require(!run || c.model.mtp_depths == 0, "model.mtp_depths", c.model.mtp_depths, 0,
-                "cannot be trained yet");
-  c.data = read_data(reader.object("data"), c.model.attention.max_positions, purpose, rules);
+  c.data = read_data(reader.object("data"), c.model, purpose, rules);
   if (reader.has("optimizer")) c.optimizer = read_optimizer(reader.object("optimizer"), rules);
   const json& stages = reader.array("stages");
   rules.require(!stages.empty(), "stages", "[]", "one stage", "must hold at least one stage");
   for (std::size_t i = 0; i < stages.size(); ++i) {
-    c.stages.push_back(read_stage(stages[i], fmt::format("stages[{}]", i), purpose, rules));
+    c.stages.push_back(
+        read_stage(stages[i], fmt::format("stages[{}]", i), c.model.mtp_depths, purpose, rules));
     const attention::IndexerConfig& indexer = c.model.attention.indexer;
     if (indexer.precision == attention::SelectionPrecision::kMxfp8) {
       const std::string missing =
@@ -213,8 +271,10 @@ TrainConfig read_train_config(const json& object, Purpose purpose, Rules& rules)
     rules.require(total_steps(c) <= kMaxSteps, "the sum of all steps", total_steps(c), kMaxSteps,
                   "must be at most {}", kMaxSteps);
   }
+  c.recompute = read_recompute(reader, c.model);
   optional(reader, "checkpoint_every", c.checkpoint_every);
   optional(reader, "validate_every", c.validate_every);
+  optional(reader, "health_every", c.health_every);
   std::int64_t seed = 1;
   optional(reader, "seed", seed);
   if (run || reader.has("output")) {
@@ -229,6 +289,7 @@ TrainConfig read_train_config(const json& object, Purpose purpose, Rules& rules)
   reader.finish();
   check_count(rules, "checkpoint_every", c.checkpoint_every, 0);
   check_count(rules, "validate_every", c.validate_every, 0);
+  check_count(rules, "health_every", c.health_every, 0);
   check_count(rules, "seed", seed, 0);
   c.seed = static_cast<std::uint64_t>(seed);
   rules.require(!run || c.model.vocab_size == 256, "model.vocab_size", c.model.vocab_size, 256,
@@ -245,7 +306,8 @@ json write_train_config(const TrainConfig& c) {
                       {"learning_rate", s.learning_rate},
                       {"final_learning_rate", s.final_learning_rate},
                       {"warmup_steps", s.warmup_steps},
-                      {"index_loss_coefficient", s.index_loss_coefficient}});
+                      {"index_loss_coefficient", s.index_loss_coefficient},
+                      {"mtp_loss_coefficient", s.mtp_loss_coefficient}});
   }
   return {{"model", model::write_model_config(c.model)},
           {"data",
@@ -262,8 +324,11 @@ json write_train_config(const TrainConfig& c) {
             {"weight_decay", c.optimizer.weight_decay},
             {"clip_norm", c.optimizer.clip_norm}}},
           {"stages", stages},
+          {"recompute", write_recompute(c.recompute)},
+          {"reuse_checkpoint_topk", c.recompute.reuse_checkpoint_topk},
           {"checkpoint_every", c.checkpoint_every},
           {"validate_every", c.validate_every},
+          {"health_every", c.health_every},
           {"seed", c.seed},
           {"output", c.output}};
 }
@@ -302,7 +367,10 @@ TrainConfig read_train_config_file(const std::filesystem::path& path) {
 std::string first_difference(const TrainConfig& a, const TrainConfig& b) {
   const auto deciding = [](const TrainConfig& c) {
     json object = write_train_config(c);
-    for (const char* key : {"checkpoint_every", "validate_every", "output"}) object.erase(key);
+    for (const char* key : {"checkpoint_every", "validate_every", "health_every", "output",
+                            "recompute", "reuse_checkpoint_topk"}) {
+      object.erase(key);
+    }
     object["data"].erase("validation_windows");
     object["data"].erase("path");  // the text itself is compared (train/checkpoint.h)
     return object;

@@ -2,8 +2,9 @@
 // list of stages; any other list is as good.
 //
 // Both losses are means: the language loss over the tokens of a step, the indexer's KL over the
-// rows of a step, summed over layers and multiplied by index_loss_coefficient. How a step is cut
-// into micro-batches changes neither.
+// rows of a step, summed over layers and multiplied by index_loss_coefficient. Each depth of
+// multi-token prediction has a mean over its own tokens; their mean is multiplied by
+// mtp_loss_coefficient. How a step is cut into micro-batches changes none of them.
 #pragma once
 
 #include <filesystem>
@@ -11,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "model/config.h"
+#include "model/recompute.h"
 
 namespace winnow::train {
 
@@ -38,6 +39,7 @@ struct StageConfig {
   double final_learning_rate = 0;  // at the end of the stage
   std::int64_t warmup_steps = 0;
   double index_loss_coefficient = 0;
+  double mtp_loss_coefficient = 0;  // of the mean over depths; default 0.1 where depths train
 };
 
 struct TrainConfig {
@@ -45,8 +47,10 @@ struct TrainConfig {
   DataConfig data;
   OptimizerConfig optimizer;
   std::vector<StageConfig> stages;
+  model::Recompute recompute;         // changes memory and time, and no bit of the curve
   std::int64_t checkpoint_every = 0;  // steps; 0: only at the end and when asked to stop
   std::int64_t validate_every = 0;    // steps; 0: only at the end
+  std::int64_t health_every = 0;      // steps; 0: never (train/health.h)
   std::uint64_t seed = 1;
   std::string output;  // a folder
 };

@@ -26,17 +26,26 @@ Evaluation evaluate(model::Transformer& model, const TextData& data, attention::
   Evaluation sum;
   sum.windows = std::min(windows, data.validation_windows());
   double nll = 0;
+  std::vector<std::int64_t> mtp_tokens;
   std::int64_t tokens = 0, selections = 0, rows = 0;
   for (std::int64_t first = 0; first < sum.windows; first += kWindowsAtOnce) {
     const std::int64_t count = std::min(kWindowsAtOnce, sum.windows - first);
-    const model::Batch batch = data.validation_batch(first, count);
+    model::Batch batch = data.validation_batch(first, count);
+    add_mtp_tokens(batch, model.config().mtp_depths);
     model::StepOptions options;
     options.mode = mode;
     options.backward = false;
     options.measure_selection = measure_selection;
+    options.mtp_loss_scales.assign(batch.mtp_tokens.size(), 1);
     const model::StepResult result = model.step(batch, options);
     nll += result.nll;
     tokens += result.tokens;
+    sum.mtp_bits_per_byte.resize(result.mtp_nll.size());
+    mtp_tokens.resize(result.mtp_nll.size());
+    for (std::size_t d = 0; d < mtp_tokens.size(); ++d) {
+      sum.mtp_bits_per_byte[d] += result.mtp_nll[d];
+      mtp_tokens[d] += result.mtp_tokens[d];
+    }
     sum.attention_mass_caught.resize(result.attention_mass_caught.size());
     for (std::size_t i = 0; i < result.attention_mass_caught.size(); ++i) {
       sum.attention_mass_caught[i] += result.attention_mass_caught[i] * static_cast<double>(count);
@@ -54,6 +63,9 @@ Evaluation evaluate(model::Transformer& model, const TextData& data, attention::
     }
   }
   sum.bits_per_byte = nll / static_cast<double>(tokens) / std::numbers::ln2;
+  for (std::size_t d = 0; d < mtp_tokens.size(); ++d) {
+    sum.mtp_bits_per_byte[d] /= static_cast<double>(mtp_tokens[d]) * std::numbers::ln2;
+  }
   for (double& mass : sum.attention_mass_caught) mass /= static_cast<double>(sum.windows);
   if (rows > 0) {
     sum.keys_read_mean /= static_cast<double>(rows);

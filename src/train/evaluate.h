@@ -11,13 +11,14 @@ namespace winnow::train {
 
 struct Evaluation {
   std::int64_t windows = 0;
-  double bits_per_byte = 0;  // mean over all tokens of all windows
+  double bits_per_byte = 0;               // mean over all tokens of all windows
+  std::vector<double> mtp_bits_per_byte;  // per depth of multi-token prediction, over its tokens
 
   // Of a sparse evaluation; means over layers and windows.
   double keys_read_fraction = 0;  // selected / visible keys, at the last row of a window
   double keys_read_mean = 0;      // the same, mean over all rows
-  // Share of the dense attention's probability that falls on the selected keys, per layer, mean
-  // over rows with more keys than topk. Empty unless measured.
+  // Share of the dense attention's probability that falls on the selected keys, per layer and then
+  // per depth, mean over rows with more keys than topk. Empty unless measured.
   std::vector<double> attention_mass_caught;
 };
 

@@ -118,6 +118,12 @@ std::string loss_chart(const Report& report) {
   return line_chart(all, bands_of(report.config), "step", "bits per byte");
 }
 
+// Depths of multi-token prediction follow the layers.
+std::string layer_name(const Report& report, std::size_t n) {
+  const auto layers = static_cast<std::size_t>(report.config.model.layers);
+  return n < layers ? fmt::format("layer {}", n) : fmt::format("MTP depth {}", n - layers);
+}
+
 std::string index_chart(const Report& report) {
   std::vector<Series> all;
   const char* classes[] = {"a", "b", "c", "d"};
@@ -125,21 +131,57 @@ std::string index_chart(const Report& report) {
     if (!line.contains("index_kl")) continue;
     const json& kl = line["index_kl"];
     while (all.size() < kl.size()) {
-      all.push_back({classes[all.size() % 4], fmt::format("layer {}", all.size()), {}, {}, false});
+      all.push_back({classes[all.size() % 4], layer_name(report, all.size()), {}, {}, false});
     }
     for (std::size_t i = 0; i < kl.size(); ++i) {
+      if (kl[i].is_null()) continue;  // the layer reuses indices
       all[i].x.push_back(line.at("step").get<double>());
       all[i].y.push_back(kl[i].get<double>());
     }
   }
+  std::erase_if(all, [](const Series& s) { return s.x.empty(); });
   for (Series& s : all) s.y = smoothed(s.y);
   return line_chart(all, bands_of(report.config), "step", "KL, nats per row");
+}
+
+// One line per layer of a list that the health of a step holds; "" without any.
+std::string health_chart(const Report& report, const char* list, const char* label) {
+  std::vector<Series> all;
+  const char* classes[] = {"a", "b", "c", "d"};
+  constexpr double kLeast = 1e-3;  // the axis is logarithmic
+  for (const json& line : report.metrics) {
+    if (!line.contains("health") || !line["health"].contains(list)) continue;
+    const json& values = line["health"][list];
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      if (all.size() == i) all.push_back({classes[i % 4], layer_name(report, i), {}, {}, false});
+      if (values[i].is_null()) continue;
+      all[i].x.push_back(line.at("step").get<double>());
+      all[i].y.push_back(std::max(kLeast, values[i].get<double>()));
+    }
+  }
+  std::erase_if(all, [](const Series& s) { return s.x.empty(); });
+  return all.empty() ? "" : line_chart(all, bands_of(report.config), "step", label);
+}
+
+std::string health_section(const Report& report) {
+  const std::string caught = health_chart(report, "attention_mass_caught", "share caught"),
+                    kept = health_chart(report, "selection_overlap", "share kept");
+  if (caught.empty()) return "";
+  std::string out =
+      "<h2>The indexers while they trained</h2><p>On one held-out window: the share of the dense "
+      "attention's probability on the selected keys, by layer";
+  if (!kept.empty()) {
+    out += fmt::format("; and the share of the selection that was selected {} steps before, too",
+                       report.config.health_every);
+  }
+  out += ".</p><div class=\"card\">" + caught + "</div>";
+  return kept.empty() ? out : out + "<div class=\"card\">" + kept + "</div>";
 }
 
 std::string layers_chart(const Report& report) {
   std::vector<Bar> bars;
   for (double mass : report.sparse.attention_mass_caught) {
-    bars.push_back({fmt::format("layer {}", bars.size()), mass});
+    bars.push_back({layer_name(report, bars.size()), mass});
   }
   return bar_chart(bars);
 }
@@ -315,9 +357,9 @@ std::string report_html(const Report& report) {
       "</div>\n<h2>How far the indexers are from the attention</h2><p>The divergence between "
       "where attention looks and where the indexer points: over all visible keys in the "
       "warm-up, over the selected ones after it.</p><div class=\"card\">";
-  out += index_chart(report);
+  out += index_chart(report) + "</div>\n" + health_section(report);
   out += fmt::format(
-      "</div>\n<h2>What the selection catches, by layer</h2><p>The share of the dense attention's "
+      "<h2>What the selection catches, by layer</h2><p>The share of the dense attention's "
       "probability that falls on the {} selected keys; mean over rows that see more keys than "
       "that.</p><div class=\"card\">",
       topk);

@@ -26,6 +26,24 @@ Trained trained_in(AttentionMode mode) {
   return {mode != AttentionMode::kWarmup, mode != AttentionMode::kDense};
 }
 
+double mean(const std::vector<double>& values) {
+  double sum = 0;
+  for (const double value : values) sum += value;
+  return sum / static_cast<double>(values.size());
+}
+
+// Values of the layers that own an indexer, at their places among all; null for those that reuse.
+nlohmann::json by_layer(const model::ModelConfig& config, const std::vector<double>& values) {
+  const std::vector<std::int64_t> owners = model::index_layers(config);
+  nlohmann::json all = nlohmann::json::array();
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    while (static_cast<std::int64_t>(all.size()) < owners[i]) all.push_back(nullptr);
+    all.push_back(values[i]);
+  }
+  while (static_cast<std::int64_t>(all.size()) < config.layers) all.push_back(nullptr);
+  return all;
+}
+
 }  // namespace
 
 StepLosses compute_gradients(model::Transformer& model, const TextData& data,
@@ -37,19 +55,35 @@ StepLosses compute_gradients(model::Transformer& model, const TextData& data,
   options.loss_scale = 1 / rows;  // every row has a target
   options.index_loss_scale = stage.index_loss_coefficient / rows;
 
+  options.recompute = config.recompute;
+  const std::int64_t depths = config.model.mtp_depths;
+  std::vector<double> depth_tokens;  // a depth has no target in the last rows of a sequence
+  for (std::int64_t d = 0; d < depths; ++d) {
+    depth_tokens.push_back(
+        static_cast<double>(config.data.batch_sequences * (config.data.context - 1 - d)));
+    if (stage.mtp_loss_coefficient == 0) continue;
+    options.mtp_loss_scales.push_back(stage.mtp_loss_coefficient / static_cast<double>(depths) /
+                                      depth_tokens.back());
+  }
+
   model.parameters().zero_grad();
   double nll = 0;
   StepLosses losses;
+  const auto add = [](std::vector<double>& sums, const std::vector<double>& more) {
+    sums.resize(more.size());
+    for (std::size_t i = 0; i < more.size(); ++i) sums[i] += more[i];
+  };
   const std::int64_t at_once = config.data.micro_batch_sequences;
   for (std::int64_t first = 0; first < config.data.batch_sequences; first += at_once) {
-    const model::StepResult result =
-        model.step(data.training_batch(config.seed, step, first, at_once), options);
+    model::Batch batch = data.training_batch(config.seed, step, first, at_once);
+    add_mtp_tokens(batch, depths);
+    const model::StepResult result = model.step(batch, options);
     nll += result.nll;
-    losses.index_kl.resize(result.index_kl.size());
-    for (std::size_t i = 0; i < result.index_kl.size(); ++i) {
-      losses.index_kl[i] += result.index_kl[i] / rows;
-    }
+    add(losses.index_kl, result.index_kl);
+    add(losses.mtp_loss, result.mtp_nll);
   }
+  for (double& kl : losses.index_kl) kl /= rows;
+  for (std::size_t d = 0; d < losses.mtp_loss.size(); ++d) losses.mtp_loss[d] /= depth_tokens[d];
   if (stage.attention != AttentionMode::kWarmup) losses.loss = nll / rows;
   return losses;
 }
@@ -108,6 +142,9 @@ void Trainer::restore() {
                config_.data.path, output_.string());
   load_parameters(checkpoint->folder / "model.safetensors", model_.parameters());
   load_optimizer(checkpoint->folder / "optimizer.safetensors", optimizer_);
+  if (fs::exists(checkpoint->folder / "health.safetensors")) {
+    health_.restore(checkpoint->folder / "health.safetensors", config_.model);
+  }
   state_.step = saved_step_ = checkpoint->state.step;
   state_.train_seconds = checkpoint->state.train_seconds;
 }
@@ -130,7 +167,11 @@ StepReport Trainer::step() {
 
   nlohmann::ordered_json line = {{"step", report.step}, {"stage", stage.name}};
   if (report.losses.loss) line["loss"] = *report.losses.loss;
-  if (!report.losses.index_kl.empty()) line["index_kl"] = report.losses.index_kl;
+  if (!report.losses.mtp_loss.empty()) line["mtp_loss"] = report.losses.mtp_loss;
+  if (!report.losses.index_kl.empty()) {
+    line["index_loss"] = mean(report.losses.index_kl);
+    line["index_kl"] = by_layer(config_.model, report.losses.index_kl);
+  }
   line["learning_rate"] = report.learning_rate;
   if (trained_in(stage.attention).model) line["grad_norm"] = report.gradient_norms.model;
   if (trained_in(stage.attention).indexers) {
@@ -152,6 +193,7 @@ void Trainer::validate(const Observer& observer) {
   nlohmann::ordered_json line = {{"step", state_.step}, {"stage", stage.name}};
   line["validation"] = {{"attention", sparse ? "sparse" : "dense"},
                         {"bits_per_byte", e.bits_per_byte}};
+  if (!e.mtp_bits_per_byte.empty()) line["validation"]["mtp_bits_per_byte"] = e.mtp_bits_per_byte;
   if (sparse) line["validation"]["attention_mass_caught"] = e.attention_mass_caught;
   metrics_->append(line);
   if (observer.on_message) {
@@ -160,10 +202,23 @@ void Trainer::validate(const Observer& observer) {
   }
 }
 
+// A dense stage has no selection to measure.
+void Trainer::measure_health() {
+  const StageConfig& stage = config_.stages[stage_position(config_, state_.step - 1).stage];
+  if (stage.attention == AttentionMode::kDense) return;
+  const Health health = health_.measure(model_, data_);
+  nlohmann::ordered_json line = {{"step", state_.step}, {"stage", stage.name}};
+  line["health"]["attention_mass_caught"] = health.attention_mass_caught;
+  if (!health.selection_overlap.empty()) {
+    line["health"]["selection_overlap"] = by_layer(config_.model, health.selection_overlap);
+  }
+  metrics_->append(line);
+}
+
 void Trainer::save() {
   if (saved_step_ == state_.step) return;
   metrics_->sync();
-  save_checkpoint(output_, state_, model_.parameters(), optimizer_);
+  save_checkpoint(output_, state_, model_.parameters(), optimizer_, health_.state());
   saved_step_ = state_.step;
 }
 
@@ -180,6 +235,7 @@ bool Trainer::run(const Observer& observer) {
     const bool stop = observer.stop && observer.stop();
     const auto due = [&](std::int64_t every) { return every > 0 && state_.step % every == 0; };
     if (due(config_.validate_every)) validate(observer);
+    if (due(config_.health_every)) measure_health();
     if (due(config_.checkpoint_every) || stop || state_.step == total) save();
     if (stop && state_.step < total) return false;
   }

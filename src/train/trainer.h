@@ -10,6 +10,7 @@
 #include "train/checkpoint.h"
 #include "train/data.h"
 #include "train/evaluate.h"
+#include "train/health.h"
 #include "train/metrics.h"
 #include "train/schedule.h"
 
@@ -17,12 +18,15 @@ namespace winnow::train {
 
 // Means over one step. In the warm-up there is no language loss.
 struct StepLosses {
-  std::optional<double> loss;    // nats per token
-  std::vector<double> index_kl;  // per layer, per row; empty where the indexers do not learn
+  std::optional<double> loss;  // nats per token
+  // Per layer that owns an indexer (model::index_layers), per row; empty where they do not learn.
+  std::vector<double> index_kl;
+  std::vector<double> mtp_loss;  // per depth, nats per token; empty where depths do not train
 };
 
 // Forward and backward of one step of the run: the parameters' gradients are those of
-//   loss + index_loss_coefficient * sum over layers of index_kl,
+//   loss + index_loss_coefficient * sum over layers of index_kl
+//        + mtp_loss_coefficient * mean over depths of mtp_loss,
 // up to rounding the same for every cut into micro-batches.
 StepLosses compute_gradients(model::Transformer& model, const TextData& data,
                              const TrainConfig& config, std::int64_t step);
@@ -69,6 +73,7 @@ class Trainer {
   void restore();
   StepReport step();
   void validate(const Observer& observer);
+  void measure_health();
   void save();
 
   TrainConfig config_;
@@ -76,6 +81,7 @@ class Trainer {
   TextData data_;
   model::Transformer model_;
   AdamW optimizer_;
+  IndexHealth health_;
   TrainerState state_;
   FileDescriptor lock_;
   std::unique_ptr<MetricsLog> metrics_;
