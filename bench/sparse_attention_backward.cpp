@@ -74,7 +74,10 @@ class SparseAttentionBackwardCase
   // rounding among the subnormals is off by up to tiny = 2^-149, whatever the size: one for each of
   // the two products of dz, the first times the scale, and one per term of a sum.
   // On GPUs matrix units truncate (product_gamma), and with bf16 p, dz and a d_output in f32 are
-  // rounded to bf16 before they are multiplied.
+  // rounded to bf16 before they are multiplied; and where d_key holds both gradients, what a row adds
+  // to a key is rounded to f16 times a power of two, 2^k with 2^14 <= 2^k bound < 2^15: by up to 2^-11
+  // of it or, among f16's subnormals, by 2^-25 2^-k <= 2^-39 bound. The bound of a row: the contract;
+  // a thousandth of it for the roundings of its sum.
   std::vector<Comparison> compare() override {
     Worst d_query("d_query"), d_key("d_key"), d_value("d_value");
     const auto key_size = static_cast<std::size_t>(in_.keys * in_.kv_heads);
@@ -85,9 +88,11 @@ class SparseAttentionBackwardCase
     const bool rounds = current_device().kind == Device::Kind::kCuda && in_.dtype == DType::kBF16;
     auto rounding = [&](double x) { return rounds ? storage_error(DType::kBF16, std::abs(x)) : 0; };
     const bool rounds_output = d_output_.view().dtype != in_.dtype;
+    const bool rounds_rows = rounds && in_.shared_value;
     for (std::int64_t i = 0; i < in_.rows; ++i) {
       const std::vector<std::int64_t> slots = in_.slots(i);
       const std::size_t count = slots.size();
+      double row_bound = 0;
       for (std::int64_t h = 0; h < in_.heads; ++h) {
         const std::int64_t g = h / in_.group();
         const HeadLogits head = head_logits(in_, i, h, slots);
@@ -112,6 +117,18 @@ class SparseAttentionBackwardCase
                   (p_error[s] + p[s] * gamma_of(in_.dtype, static_cast<double>(count + 1))) +
               p[s] * dp_error[s];
         }
+        double top_p = 0, top_dp = 0, top_query = 0, top_output = 0;
+        for (std::size_t s = 0; s < count; ++s) {
+          top_p = std::max(top_p, p[s] + p_error[s]);
+          top_dp = std::max(top_dp, std::abs(dp[s]) + dp_error[s]);
+        }
+        for (std::int64_t d = 0; d < in_.dim_qk; ++d)
+          top_query = std::max(top_query, std::abs(ref::get(in_.query, i, h, d)));
+        for (std::int64_t c = 0; c < in_.dim_v; ++c)
+          top_output = std::max(top_output, std::abs(ref::get(d_output_, i, h, c)));
+        row_bound += top_p * (in_.softmax_scale * (top_dp + std::abs(delta) + delta_error) *
+                                  top_query +
+                              top_output);
         std::vector<Bounded> query_sums(static_cast<std::size_t>(in_.dim_qk));
         for (std::size_t s = 0; s < count; ++s) {
           const double difference = dp[s] - delta, dz = in_.softmax_scale * p[s] * difference;
@@ -142,7 +159,16 @@ class SparseAttentionBackwardCase
               query_sums[static_cast<std::size_t>(d)]);
         }
       }
+      const auto channels = static_cast<std::size_t>(in_.dim_qk * in_.kv_heads);
+      for (std::size_t s = 0; rounds_rows && s < count; ++s) {
+        for (std::size_t c = 0; c < channels; ++c) {
+          key_sums[static_cast<std::size_t>(slots[s]) * channels + c].error +=
+              0x1p-39 * 1.001 * row_bound;
+        }
+      }
     }
+    for (Bounded& sum : key_sums)
+      if (rounds_rows) sum.error += 0x1p-11 * (sum.magnitude + sum.error);
     for (std::size_t e = 0; e < key_sums.size(); ++e)
       add(d_key, d_key_, static_cast<std::int64_t>(e), key_sums[e]);
     if (in_.shared_value) return {d_query.comparison(), d_key.comparison()};
@@ -226,6 +252,15 @@ Operation sparse_attention_backward_operation() {
        "lengths=1 spread=80",
        "sparse_attention_backward rows=3 keys=90 heads=3 kv_heads=3 dim_qk=192 dim_v=128 value=1 "
        "topk=50 dtype=bf16",
+       "sparse_attention_backward rows=9 keys=170 heads=16 topk=70 ids=scattered lengths=1 "
+       "range=awkward dtype=bf16",
+       "sparse_attention_backward rows=3 keys=150 heads=64 dim_qk=512 topk=130 dtype=bf16 wide=1",
+       "sparse_attention_backward rows=2 keys=100 heads=100 topk=80 ids=scattered dtype=bf16",
+       "sparse_attention_backward rows=300 keys=40 heads=1 topk=3 ids=popular dtype=bf16",
+       "sparse_attention_backward rows=3 keys=90 heads=33 dim_qk=512 topk=0 range=causal dtype=bf16",
+       "sparse_attention_backward rows=4 keys=200 heads=8 topk=150 spread=60 dtype=bf16",
+       "sparse_attention_backward rows=1100 keys=40 heads=1 topk=2048 dtype=bf16",
+       "sparse_attention_backward rows=0 keys=64 heads=4 dtype=bf16",
        "sparse_attention_backward rows=0 keys=64 heads=4 dim_qk=16 dim_v=16 topk=8",
        "sparse_attention_backward rows=0 keys=64 heads=4 dim_qk=16 dim_v=16 topk=0",
        "sparse_attention_backward rows=3 keys=0 heads=4 dim_qk=16 dim_v=16 topk=8",

@@ -14,7 +14,11 @@
 // - Outputs are overwritten, not added to. The gradient never flows through the indices.
 // - Sums in f32 (f64 with f64). With bf16 inputs an implementation on matrix units may round p, dz
 //   and a d_output in f32 to bf16 before they are multiplied: a gradient is off by at most 2^-8 of
-//   the sum of the magnitudes of its terms more, for each. On CPUs nothing is rounded.
+//   the sum of the magnitudes of its terms more, for each. Where d_key holds both gradients, what
+//   one row adds to one key may be kept in f16 times a power of two of the row: off by 2^-11 of
+//   that sum more, and by 2^-39 of a bound on all that the row adds to any key, which is
+//   sum_h max_s p (softmax_scale (max_s |dp| + |delta|) max |query[h]| + max |d_output[h]|).
+//   On CPUs nothing is rounded.
 // - NaN and infinity: every product of the formulas is formed for every slot that counts, also
 //   where p is 0 (0 * NaN is NaN); a head whose lse is -inf has p = dz = 0. What does not count is
 //   never multiplied: NaN in a row or key reaches the rows that list the key and the keys that the

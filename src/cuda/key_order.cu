@@ -3,7 +3,7 @@
 //   list      a block per row: key and number of every entry; what does not count gets a key past
 //             all others
 //   count     a block per kTile entries: how often each digit occurs
-//   scan      one block: where each (digit, block) begins
+//   scan      a block per digit: where each block's begin among the entries of that digit
 //   move      a block per kTile entries: a warp takes 256 entries one after the other, 32 at a
 //             time; equal digits of 32 lanes find their places by a match
 //   add       a warp per entry; those that begin a run of equal keys walk it, 8 channels in each
@@ -50,38 +50,47 @@ __global__ void __launch_bounds__(kThreads)
   digits[static_cast<std::int64_t>(threadIdx.x) * gridDim.x + blockIdx.x] = counts[threadIdx.x];
 }
 
-// Exclusive sums in place; one block of 1024 threads.
-__global__ void __launch_bounds__(1024) scan_kernel(std::uint32_t* digits, std::int64_t count) {
-  __shared__ std::uint32_t warps[32];
+// Exclusive sum over the threads of a block; all call it. `warps` holds all sums of warps then.
+__device__ std::uint32_t scan_block(std::uint32_t x, std::uint32_t (&warps)[kWarps]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  auto scan_lanes = [&](std::uint32_t x) {  // inclusive
+  std::uint32_t inclusive = x;
 #pragma unroll
-    for (int distance = 1; distance < 32; distance *= 2) {
-      const std::uint32_t below = __shfl_up_sync(0xffffffffu, x, distance);
-      if (lane >= distance) x += below;
-    }
-    return x;
-  };
+  for (int distance = 1; distance < 32; distance *= 2) {
+    const std::uint32_t below = __shfl_up_sync(0xffffffffu, inclusive, distance);
+    if (lane >= distance) inclusive += below;
+  }
+  if (lane == 31) warps[warp] = inclusive;
+  __syncthreads();
   std::uint32_t before = 0;
-  for (std::int64_t first = 0; first < count; first += 1024) {
+  for (int w = 0; w < warp; ++w) before += warps[w];
+  return before + inclusive - x;
+}
+
+// Exclusive sums in place, and the total.
+__global__ void __launch_bounds__(kThreads)
+    scan_kernel(std::uint32_t* digits, std::int64_t blocks, std::uint32_t* totals) {
+  __shared__ std::uint32_t warps[kWarps];
+  std::uint32_t* counts = digits + blockIdx.x * blocks;
+  std::uint32_t before = 0;
+  for (std::int64_t first = 0; first < blocks; first += kThreads) {
     const std::int64_t i = first + threadIdx.x;
-    const std::uint32_t x = i < count ? digits[i] : 0, inclusive = scan_lanes(x);
-    if (lane == 31) warps[warp] = inclusive;
-    __syncthreads();
-    if (warp == 0) warps[lane] = scan_lanes(warps[lane]);
-    __syncthreads();
-    const std::uint32_t base = before + (warp == 0 ? 0 : warps[warp - 1]);
-    if (i < count) digits[i] = base + inclusive - x;
-    before += warps[31];
+    const std::uint32_t x = i < blocks ? counts[i] : 0;
+    const std::uint32_t sum = before + scan_block(x, warps);
+    if (i < blocks) counts[i] = sum;
+#pragma unroll
+    for (int w = 0; w < kWarps; ++w) before += warps[w];
     __syncthreads();
   }
+  if (threadIdx.x == 0) totals[blockIdx.x] = before;
 }
 
 __global__ void __launch_bounds__(kThreads)
     move_kernel(const std::uint32_t* keys, const std::uint32_t* numbers, std::int64_t entries,
-                int shift, const std::uint32_t* digits, std::uint32_t* to_keys,
-                std::uint32_t* to_numbers) {
+                int shift, const std::uint32_t* digits, const std::uint32_t* totals,
+                std::uint32_t* to_keys, std::uint32_t* to_numbers) {
+  static_assert(kThreads == kDigits);
   __shared__ std::uint32_t next[kWarps][kDigits];  // place of a warp's next entry of a digit
+  __shared__ std::uint32_t warps[kWarps];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   for (int d = lane; d < kDigits; d += 32) next[warp][d] = 0;
   __syncwarp();
@@ -92,6 +101,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   __syncthreads();
   std::uint32_t place = digits[static_cast<std::int64_t>(threadIdx.x) * gridDim.x + blockIdx.x];
+  place += scan_block(totals[threadIdx.x], warps);
 #pragma unroll
   for (int w = 0; w < kWarps; ++w) {
     const std::uint32_t own = next[w][threadIdx.x];
@@ -115,6 +125,22 @@ __global__ void __launch_bounds__(kThreads)
     if (here && rank == 0) next[warp][digit] += __popc(equal);
     __syncwarp();
   }
+}
+
+// begins[key] = the number of sorted entries with keys below.
+__global__ void __launch_bounds__(kThreads)
+    find_kernel(const std::uint32_t* sorted, std::int64_t entries, std::int64_t keys,
+                std::uint32_t* begins) {
+  const std::int64_t key = block_index() * kThreads + threadIdx.x;
+  if (key > keys) return;
+  std::int64_t low = 0;
+  for (std::int64_t left = entries; left > 0;) {
+    const std::int64_t half = left / 2;
+    const bool below = sorted[low + half] < key;
+    low = below ? low + half + 1 : low;
+    left = below ? left - half - 1 : half;
+  }
+  begins[key] = static_cast<std::uint32_t>(low);
 }
 
 __device__ float* place_of(const KeyOrder::Sums& sums, std::int64_t key, int channel) {
@@ -173,6 +199,7 @@ const Kernel kList{list_kernel};
 const Kernel kCount{count_kernel};
 const Kernel kScan{scan_kernel};
 const Kernel kMove{move_kernel};
+const Kernel kFind{find_kernel};
 const Kernel kAdd{add_kernel};
 const Kernel kClear{clear_kernel};
 
@@ -185,6 +212,7 @@ KeyOrder::KeyOrder(Carve& carve, std::int64_t rows, std::int64_t slots, std::int
     entry_[i] = carve.take<std::uint32_t>(rows * slots);
   }
   digits_ = carve.take<std::uint32_t>(kDigits * blocks_);
+  totals_ = carve.take<std::uint32_t>(kDigits);
   counts_ = carve.take<std::int32_t>(rows);
 }
 
@@ -201,8 +229,10 @@ void KeyOrder::sort(const char* operation, const SlotLists& lists, std::int64_t 
   if (entries_ == 0) return;
   for (int shift = 0; keys_ >> shift > 0; shift += 8) {
     kCount.launch(operation, per_tile, key_[0], entries_, shift, digits_);
-    kScan.launch(operation, {.block = dim3(1024), .stream = stream}, digits_, kDigits * blocks);
-    kMove.launch(operation, per_tile, key_[0], entry_[0], entries_, shift, digits_, key_[1],
+    kScan.launch(operation,
+                 {.grid = dim3(kDigits), .block = dim3(kThreads), .stream = stream}, digits_, blocks,
+                 totals_);
+    kMove.launch(operation, per_tile, key_[0], entry_[0], entries_, shift, digits_, totals_, key_[1],
                  entry_[1]);
     for (auto* pair : {key_, entry_}) {
       std::uint32_t* const moved = pair[1];
@@ -210,6 +240,15 @@ void KeyOrder::sort(const char* operation, const SlotLists& lists, std::int64_t 
       pair[0] = moved;
     }
   }
+}
+
+void KeyOrder::find_keys(const char* operation, std::uint32_t* begins,
+                         cudaStream_t stream) const {
+  kFind.launch(operation,
+               {.grid = grid_of(ceil_div(keys_ + 1, kThreads)),
+                .block = dim3(kThreads),
+                .stream = stream},
+               key_[0], entries_, keys_, begins);
 }
 
 void KeyOrder::add(const char* operation, const float* rows, const Sums& sums,

@@ -23,6 +23,10 @@ class KeyOrder {
   void sort(const char* operation, const SlotLists& lists, std::int64_t first, std::int64_t rows,
             cudaStream_t stream);
   const std::int32_t* counts() const { return counts_; }
+  // The sorted entries; those of key j are [begins[j], begins[j + 1]), which `find_keys` fills in for
+  // all keys: begins holds keys + 1 numbers.
+  const std::uint32_t* entries() const { return entry_[0]; }
+  void find_keys(const char* operation, std::uint32_t* begins, cudaStream_t stream) const;
 
   // Where the sums of a key go: channel c < split of head g to a[key, g, c], the others to
   // b[key, g, c - split]. Strides in elements.
@@ -40,7 +44,8 @@ class KeyOrder {
  private:
   std::int64_t slots_, keys_, entries_ = 0, blocks_;
   std::uint32_t *key_[2], *entry_[2];  // the sorted ones are in [0] after sort
-  std::uint32_t* digits_;              // [256][blocks]: how often, then where from
+  std::uint32_t* digits_;  // [256][blocks]: how often, then where from among the same digits
+  std::uint32_t* totals_;  // [256]
   std::int32_t* counts_;
 };
 

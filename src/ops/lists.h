@@ -57,6 +57,7 @@ extern const Implementation<IndexScoresArgs> index_scores_implementation;
 extern const Implementation<IndexTopkArgs> index_topk_implementation;
 extern const Implementation<SelectTopkArgs> select_topk_implementation;
 extern const Implementation<SparseAttentionArgs> sparse_attention_implementation;
+extern const Implementation<SparseAttentionBackwardArgs> sparse_attention_backward_implementation;
 }  // namespace winnow::cuda::sm90
 #define WINNOW_CUDA_IMPLEMENTATION(operation) &cuda::operation##_implementation,
 #define WINNOW_SM90_IMPLEMENTATION(operation) &cuda::sm90::operation##_implementation,
