@@ -2,7 +2,7 @@
 // first 512 are the value, up to 128 heads. In chunks of rows whose scratch fits 2.5 GiB:
 //
 //   sort       the chunk's entries (row, slot) by key (key_order.h), and where each key's begin
-//   weigh      delta, and a power of two per row and 64 heads (.._weigh.cu)
+//   weigh      p, dp, delta, and a power of two per row and 64 heads (.._weigh.cu)
 //   multiply   d_query, and a partial row in f16 per entry and 64 heads (.._multiply.cu)
 //   reduce     here: d_key += the partial rows of each key's entries, in f32
 //
@@ -15,7 +15,7 @@
 // to f16 under its power of two: 2^-11 of a number, and 2^-39 of the row's bound (.._weigh.cu).
 //
 // Floor (H200, 4096 rows x 64 heads x 2048 slots, 576/512): 2.95 TFLOP of the formulas, 3.75 ms at 790
-// TFLOP/s, beside 2 x 9.7 GB of partial rows, 4.4 ms at 4.4 TB/s.
+// TFLOP/s, beside 2 x 9.7 GB of partial rows and 2 x 4.3 GB of p and dp, 6.4 ms at 4.4 TB/s.
 #include "base/implementation.h"
 #include "cuda/key_order.h"
 #include "cuda/sm90/sparse_attention_backward.h"
@@ -161,7 +161,7 @@ struct Scratch {
   Carve carve;
   KeyOrder order;
   std::uint32_t* begins;
-  float *delta, *power;
+  float *delta, *power, *p, *dp;
   std::uint16_t* partial;
 
   Scratch(const Args& a, void* memory)
@@ -175,12 +175,15 @@ struct Scratch {
         begins(carve.take<std::uint32_t>(a.key.shape[0] + 1)),
         delta(carve.take<float>(rows * blocks * kBlockHeads)),
         power(carve.take<float>(rows * blocks)),
+        p(carve.take<float>(rows * blocks * padded * kBlockHeads)),
+        dp(carve.take<float>(rows * blocks * padded * kBlockHeads)),
         partial(carve.take<std::uint16_t>(rows * blocks * padded * a.query.shape[2])) {}
 
  private:
   std::int64_t rows_of(const Args& a) const {
     const std::int64_t of_row =
-        padded * (KeyOrder::kEntryBytes + blocks * a.query.shape[2] * 2) + blocks * 4 * 65 + 4;
+        padded * (KeyOrder::kEntryBytes + blocks * (a.query.shape[2] * 2 + kBlockHeads * 8)) +
+        blocks * 4 * (kBlockHeads + 1) + 4;
     const std::int64_t all = a.query.shape[0], fit = kBudget / of_row;
     if (all <= fit) return all;
     return fit >= kWave ? fit / kWave * kWave : fit > 1 ? fit : 1;
@@ -234,6 +237,8 @@ void run(const Args& a, Workspace workspace) {
   b.padded = scratch.padded;
   b.delta = scratch.delta;
   b.power = scratch.power;
+  b.p = scratch.p;
+  b.dp = scratch.dp;
   b.d_query = a.d_query.as<float>();
   b.d_query_row = a.d_query.strides[0];
   b.d_query_head = a.d_query.strides[1];

@@ -10,7 +10,6 @@
 namespace winnow::cuda::sm90 {
 
 inline constexpr int kBlockHeads = 64, kTileSlots = 64, kValueChannels = 512;
-inline constexpr float kLog2E = 1.44269504f;
 
 struct BackwardItems {
   const BF16 *query, *key;
@@ -26,8 +25,9 @@ struct BackwardItems {
   std::int64_t first, rows;  // the chunk
   std::int64_t padded;       // slots of a list, rounded up to 64
 
-  // Written by weigh, per item: delta of its 64 heads, and the power of two of its partial rows.
-  float *delta, *power;
+  // Written by weigh, per item: delta of its 64 heads, the power of two of its partial rows, and p
+  // and dp of its tiles (weights_at). What does not count has p = -0 and dp = 0.
+  float *delta, *power, *p, *dp;
   // Written by multiply.
   float* d_query;
   std::int64_t d_query_row, d_query_head;
@@ -35,6 +35,10 @@ struct BackwardItems {
   std::uint16_t* partial;  // f16 [item][padded][dim_qk] in the order of `stored_channel`
 
   __host__ __device__ std::int64_t items() const { return rows * blocks; }
+  // Sums 4 q to 4 q + 3 of a thread of a warpgroup that multiplies 64 heads by 64 slots.
+  __device__ std::int64_t weights_at(std::int64_t item, int tile, int q, int thread) const {
+    return (item * padded + tile * kTileSlots) * kBlockHeads + (q * 128 + thread) * 4;
+  }
 };
 
 void weigh(const char* operation, int dim_qk, const BackwardItems& items, cudaStream_t stream);
@@ -71,13 +75,6 @@ struct Item {
     heads = min(kBlockHeads, b.heads - first_head);
   }
 };
-
-// -log2(e) times this is what the exponent of 2 gets; a head without weight (lse -inf, or a head that
-// does not exist) has -inf.
-__device__ inline float scaled_lse(const BackwardItems& b, const Item& item, int head) {
-  if (head >= item.heads) return -INFINITY;
-  return b.lse[item.row * b.lse_row + (item.first_head + head) * b.lse_head] * kLog2E;
-}
 
 // Eight channels, 16 bytes, from `from` on.
 __device__ inline uint4 load_eight(const BF16* from, bool vectors) {
@@ -119,11 +116,11 @@ struct TilePlaces {
       counting |= ((lanes & 1) | (lanes >> 7 & 2) | (lanes >> 14 & 4) | (lanes >> 21 & 8)) << 4 * i;
     }
   }
-  // To slabs at `to`; the copies are under way then.
+  // To slabs at `to`; the copies are under way then. `mask`, or null, gets what counts.
   template <int kSlabs>
   __device__ void copy(unsigned char* to, std::uint16_t* mask, bool vectors) const {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
-    if (lane == 0) mask[warp] = static_cast<std::uint16_t>(counting);
+    if (mask != nullptr && lane == 0) mask[warp] = static_cast<std::uint16_t>(counting);
     if (!vectors) return copy_slowly<kSlabs>(to);
     // Rows 4 apart: the swizzle of row r + 4 is that of r with bit 2 turned.
     const std::uint32_t at = shared_address(to);

@@ -1,5 +1,6 @@
 // The first kernel of sparse_attention_backward on compute capability 9.0: of every item (a row and 64
-// of its heads) delta = sum p dp, and the power of two under which its partial rows fit f16.
+// of its heads) p = exp(scale query . key - lse) and dp = d_output . value in f32, delta = sum p dp,
+// and the power of two under which its partial rows fit f16.
 //
 // Tiles: 64 heads x 64 slots x dim_qk (p) and x 512 (dp); two tiles of keys in flight.
 // Roles: one warpgroup gathers keys; one has the queries in registers and forms p; one has d_output in
@@ -12,7 +13,8 @@
 // maxima over the slots that count; 2^k bound lies in [2^14, 2^15), so that nothing reaches f16's
 // 65504 and 29 octaves below the bound keep their 11 bits.
 //
-// Floor (H200, 4096 items x 2048 slots, 576): 1.17 TFLOP, 1.48 ms at 790 TFLOP/s.
+// Floor (H200, 4096 items x 2048 slots, 576): 1.17 TFLOP, 1.48 ms at 790 TFLOP/s; 4.3 GB of p and dp,
+// 1.0 ms.
 #include "cuda/sm90/sparse_attention_backward.h"
 
 namespace winnow::cuda::sm90 {
@@ -21,6 +23,7 @@ namespace {
 constexpr int kStages = 2, kBuffers = 2;
 constexpr int kThreads = 384, kPair = 256;  // all; the two warpgroups that multiply
 constexpr int kValueSteps = kValueChannels / 16;
+constexpr float kLog2E = 1.44269504f;
 
 enum Barrier { kFullP = 1, kFreeP = kFullP + kBuffers, kTops = kFreeP + kBuffers, kTopsRead, kSums };
 
@@ -32,6 +35,12 @@ struct WeighMemory {
   float top_p[kBlockHeads], top_query[kBlockHeads], bound[kBlockHeads];
   std::uint64_t full[kStages], empty[kStages];
 };
+
+// log2(e) lse; -inf: a head without weight, or one that does not exist.
+__device__ float scaled_lse(const BackwardItems& b, const Item& item, int head) {
+  if (head >= item.heads) return -INFINITY;
+  return b.lse[item.row * b.lse_row + (item.first_head + head) * b.lse_head] * kLog2E;
+}
 
 // Operand a of `kSteps` products of 16 channels: 64 heads of an item, zeros of those that do not exist.
 // Also the largest magnitude in each of the thread's two heads.
@@ -72,6 +81,15 @@ __device__ void products(float (&d)[32], const std::uint32_t (&a)[kSteps][4], st
   products_commit();
   products_wait();
   pin(d);
+}
+
+__device__ void store_weights(float* to, const float (&d)[32], const BackwardItems& b,
+                              std::int64_t item, int tile) {
+#pragma unroll
+  for (int q = 0; q < 8; ++q) {
+    __stcs(reinterpret_cast<float4*>(to + b.weights_at(item, tile, q, threadIdx.x % 128)),
+           make_float4(d[4 * q], d[4 * q + 1], d[4 * q + 2], d[4 * q + 3]));
+  }
 }
 
 __device__ float quad_max(float x) {
@@ -145,11 +163,12 @@ __global__ void __launch_bounds__(kThreads, 1) weigh_kernel(const __grid_constan
         for (int e = 0; e < 32; ++e) {
           const int half = e / 2 % 2;
           const bool counts = (mine >> (e / 4 * 8 + e % 2) & 1) != 0 && lse[half] != -INFINITY;
-          const float p = counts ? exp2f(fmaf(s[e], scale, -lse[half])) : 0;
-          top_p[half] = fmaxf(top_p[half], p);
-          m.p[buffer][e][threadIdx.x] = p;
+          s[e] = counts ? exp2f(fmaf(s[e], scale, -lse[half])) : -0.f;
+          top_p[half] = fmaxf(top_p[half], s[e]);
+          m.p[buffer][e][threadIdx.x] = s[e];
         }
         announce<kPair>(kFullP + buffer);
+        store_weights(b.p, s, b, i, t);
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -195,11 +214,12 @@ __global__ void __launch_bounds__(kThreads, 1) weigh_kernel(const __grid_constan
         for (int e = 0; e < 32; ++e) {
           const int half = e / 2 % 2;
           const bool counts = (mine >> (e / 4 * 8 + e % 2) & 1) != 0 && live[half];
-          const float d = counts ? dp[e] : 0;
-          delta[half] = fmaf(m.p[buffer][e][thread], d, delta[half]);
-          top_dp[half] = fmaxf(top_dp[half], fabsf(d));
+          if (!counts) dp[e] = 0;
+          delta[half] = fmaf(m.p[buffer][e][thread], dp[e], delta[half]);
+          top_dp[half] = fmaxf(top_dp[half], fabsf(dp[e]));
         }
         announce<kPair>(kFreeP + buffer);
+        store_weights(b.dp, dp, b, i, t);
       }
       meet<kPair>(kTops);
 #pragma unroll
