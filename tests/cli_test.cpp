@@ -59,7 +59,7 @@ void expect_failure(const Outcome& o, int status, const std::string& part) {
 TEST(Cli, HelpShowsEveryCommandWithExamples) {
   const Outcome help = winnow("--help");
   EXPECT_EQ(help.status, 0);
-  for (const char* command : {"info", "why", "check", "bench"}) {
+  for (const char* command : {"info", "why", "check", "bench", "plan"}) {
     EXPECT_TRUE(has(help.out, fmt::format("  {}", command))) << command;
     const Outcome of_command = winnow(fmt::format("{} --help", command));
     EXPECT_EQ(of_command.status, 0);
@@ -260,8 +260,8 @@ TEST(Cli, CheckComparesGoldenVectors) {
 TEST(Cli, CheckEndsInTheCountWhereFilesWereSkipped) {
   const std::filesystem::path folder =
       std::filesystem::path(testing::TempDir()) / fmt::format("winnow_golden_{}", getpid());
-  std::filesystem::create_directories(folder);
-  std::ofstream(folder / "layouts.json") << "{}";
+  std::filesystem::create_directories(folder / "models/tiny");
+  std::ofstream(folder / "models/tiny/expected.safetensors") << "";
   const Outcome o = winnow(
       "check index_scores rows=1 keys=4 index_heads=1 index_dim=4 --golden " + folder.string(),
       "WINNOW_PIN=index_scores=reference");
@@ -271,6 +271,84 @@ TEST(Cli, CheckEndsInTheCountWhereFilesWereSkipped) {
   ASSERT_GE(lines.size(), 2u);
   EXPECT_EQ(lines[lines.size() - 2], "1 skipped");
   EXPECT_EQ(lines.back(), "1 passed, 0 failed");
+}
+
+constexpr char kSharing[] = "--layers 78 --mtp-depths 7 --topk-freq 4 --skip-topk-offset 3 ";
+
+TEST(Cli, PlanTellsWhatALayoutCosts) {
+  const Outcome o = winnow(std::string("plan ") + kSharing +
+                           "--pp 8 --layout 'Et*10|t*12|t*12|t*12|t*12|t*12|t*8|m*7L'");
+  EXPECT_EQ(o.status, 0) << o.out << o.err;
+  EXPECT_TRUE(has(o.out, "    0     0  E, 1 to 10  1 2 3 7 ")) << o.out;
+  EXPECT_TRUE(has(o.out, "    7     7  m*7, L      79 ")) << o.out;
+  EXPECT_EQ(
+      winnow(std::string("plan ") + kSharing + "--pp 4 --layout 'Et*18|t*24|t*24|t*12m*7L'").status,
+      0);
+}
+
+// A stage that would begin on a layer that reuses indices.
+TEST(Cli, PlanNamesTheLayerThatLosesItsSource) {
+  const std::string command =
+      std::string("plan ") + kSharing + "--pp 4 --layout 'Et*17|t*24|t*24|t*13m*7L'";
+  const Outcome o = winnow(command);
+  EXPECT_EQ(o.status, 1);
+  EXPECT_TRUE(has(o.out,
+                  "layer 18 in stage 1 (rank 1, virtual stage 0) without its source: it "
+                  "reuses the indices of layer 15"));
+  EXPECT_TRUE(has(o.out, "valid: Et*18|t*24|t*24|t*12m*7L"));
+  EXPECT_EQ(lines_of(o.err).size(), 1u);
+  EXPECT_TRUE(has(o.err, "winnow: [plan] 3 rules are broken: plan.layout")) << o.err;
+
+  const Outcome json = winnow(command + " --json");
+  EXPECT_EQ(json.status, 1);
+  const nlohmann::json violations = nlohmann::json::parse(json.out).at("violations");
+  ASSERT_EQ(violations.size(), 3u);
+  EXPECT_EQ(violations[0].at("option"), "plan.layout");
+  EXPECT_EQ(violations[0].at("valid"), "Et*18|t*24|t*24|t*12m*7L");
+}
+
+TEST(Cli, PlanReadsWhatTrainReads) {
+  const Outcome o = winnow("plan --json " WINNOW_SOURCE_DIR "/examples/demo.json");
+  ASSERT_EQ(o.status, 0) << o.out << o.err;
+  const nlohmann::json plan = nlohmann::json::parse(o.out);
+  EXPECT_EQ(plan.at("processors"), 1);
+  EXPECT_EQ(plan.at("tokens"), 1024);
+  EXPECT_EQ(plan.at("stages").at(0).at("computes_indices"), (std::vector<int>{1, 2, 3, 4}));
+  EXPECT_GT(plan.at("stages").at(0).at("parameters").get<double>(), 1.2e6);
+}
+
+TEST(Cli, PlanExamplesAreValidAndDrawn) {
+  const std::filesystem::path picture =
+      std::filesystem::path(testing::TempDir()) / fmt::format("winnow_plan_{}.svg", getpid());
+  for (const char* example : {"plan_78_layers.json", "plan_1m_tokens_cp64.json"}) {
+    const Outcome o = winnow(
+        fmt::format("plan {}/examples/{} --svg {}", WINNOW_SOURCE_DIR, example, picture.string()));
+    EXPECT_EQ(o.status, 0) << o.out << o.err;
+    EXPECT_TRUE(has(read_all(picture.string()), "layer 18 reuses those of 15"));
+    std::filesystem::remove(picture);
+  }
+  // One million tokens on 64 ranks: 256 of 16384 rows at a time under 2 GiB.
+  const Outcome million = winnow("plan " WINNOW_SOURCE_DIR "/examples/plan_1m_tokens_cp64.json");
+  EXPECT_TRUE(has(million.out, "scores: 256 of 16384 rows at a time, 64 launches")) << million.out;
+}
+
+// Of a file and of the command line, all at once.
+TEST(Cli, PlanSaysEverythingThatIsWrong) {
+  const Outcome o = winnow("plan " WINNOW_SOURCE_DIR
+                           "/examples/demo.json --layers 0 --topk-freq 0 --cp 3 --recompute full "
+                           "--recompute mlp --machine tpu --stage sparsely");
+  EXPECT_EQ(o.status, 1);
+  for (const char* part :
+       {"layers must be from 1 to 1024, got 0\n    valid: 1\n", "topk_freq must be from 1",
+        "data.context must be a multiple of 2 x plan.cp = 6", "\"full\" makes everything again",
+        "plan.machine must be one of h200, h100, a100 or cpu-core, got \"tpu\"",
+        "plan.stage must be the name of one of the stages, got \"sparsely\"\n    valid: sparse"}) {
+    EXPECT_TRUE(has(o.out, part)) << part << "\n" << o.out;
+  }
+  expect_failure(winnow("plan --model glm-5"), 2, "did you mean \"glm-5.2\"?");
+  expect_failure(winnow("plan --laout x"), 2, "did you mean --layout?");
+  expect_failure(winnow("plan no/such.json"), 1, "no/such.json");
+  EXPECT_EQ(winnow("plan --svg /no/such/folder/x.svg").status, 1);
 }
 
 // The help quotes the program's own words.

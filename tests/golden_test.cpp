@@ -8,6 +8,7 @@
 #include <cmath>
 #include <fstream>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <set>
 
 #include "model/safetensors.h"
@@ -60,10 +61,11 @@ TEST_F(Golden, EveryOperationMatches) {
         << g.result.problem << " " << g.operation << " by " << g.result.implementation;
     operations.insert(g.operation);
   }
-  EXPECT_EQ(operations, (std::set<std::string>{
-                            "index_scores", "index_topk", "select_topk", "sparse_attention",
-                            "sparse_attention_backward", "index_scores_at_backward", "index_loss",
-                            "dense_index_loss", "pool_keys", "append_pools", "expand_pools"}));
+  EXPECT_EQ(operations,
+            (std::set<std::string>{"index_scores", "index_topk", "select_topk", "sparse_attention",
+                                   "sparse_attention_backward", "index_scores_at_backward",
+                                   "index_loss", "dense_index_loss", "pool_keys", "append_pools",
+                                   "expand_pools", "context_parallel", "index_sharing"}));
   EXPECT_TRUE(report.skipped.empty());
 }
 
@@ -128,6 +130,25 @@ TEST_F(Golden, ASmallFaultOfAPooledKeyIsSeen) {
   copy_changed(
       "pool_keys", [](const Tensor& t) { t.as<float>()[5] *= 1 + 0x1p-16f; }, kPadded);
   EXPECT_EQ(failing_operations(), (std::set<std::string>{"append_pools", "pool_keys"}));
+}
+
+// One number off in each kind of list.
+TEST_F(Golden, AWrongLayoutIsSeen) {
+  const std::pair<const char*, const char*> cases[] = {
+      {"/zigzag/2/positions/1/3", "context_parallel"},
+      {"/zigzag/1/key_reorder/5", "context_parallel"},
+      {"/packed/3/query_positions/1/20", "context_parallel"},  // of padding
+      {"/packed/7/key_reorder/0", "context_parallel"},
+      {"/index_share/9/source/17", "index_sharing"}};
+  for (const auto& [pointer, operation] : cases) {
+    nlohmann::json file = nlohmann::json::parse(std::ifstream(kGolden / "layouts.json"));
+    nlohmann::json& number = file.at(nlohmann::json::json_pointer(pointer));
+    number = number.get<int>() + 1;
+    std::ofstream(folder / "layouts.json") << file;
+    EXPECT_EQ(failing_operations(), std::set<std::string>{operation}) << pointer;
+  }
+  std::ofstream(folder / "layouts.json") << "{\"zigzag\": [{\"seq_len\": 8, \"cp_size\": 0}]}";
+  EXPECT_EQ(failing_operations(), std::set<std::string>{"(reading)"});
 }
 
 // Numbers of pools that are not whole are nobody's.

@@ -154,8 +154,8 @@ void add_check(CLI::App& app) {
       ->type_name("");
   command
       ->add_option("--golden", options->golden,
-                   "also compare with the golden vectors of DIR/ops and DIR/kpool; models/ and "
-                   "layouts.json are named as skipped")
+                   "also compare with the golden vectors of DIR: ops/, kpool/ and layouts.json; "
+                   "models/ are named as skipped")
       ->type_name("DIR");
   add_device_option(*command, &options->device);
   command->footer(

@@ -16,6 +16,7 @@ void add_bench(CLI::App& app);
 void add_train(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_demo(CLI::App& app);
+void add_plan(CLI::App& app);
 
 // The command line asks for something that does not exist: exit status 2 instead of 1.
 class UsageError : public std::runtime_error {

@@ -44,7 +44,7 @@ GoldenDirectory find_golden(const fs::path& directory) {
     fail(Status::kIo, "golden", "the directory must exist, got \"{}\"", directory.string());
   }
   GoldenDirectory found{
-      directory, tensor_files(directory / "ops"), tensor_files(directory / "kpool"), {}};
+      directory, tensor_files(directory / "ops"), tensor_files(directory / "kpool"), {}, {}};
   for (const fs::path& path : tensor_files(directory / "models")) {
     if (path.filename() == "expected.safetensors") {
       found.skipped.push_back(fs::relative(path, directory).string() +
@@ -52,9 +52,9 @@ GoldenDirectory find_golden(const fs::path& directory) {
     }
   }
   if (fs::exists(directory / "layouts.json")) {
-    found.skipped.emplace_back("layouts.json: this version has no context parallelism");
+    found.layouts.push_back(directory / "layouts.json");
   }
-  if (found.ops.empty() && found.kpool.empty() && found.skipped.empty()) {
+  if (found.ops.empty() && found.kpool.empty() && found.layouts.empty() && found.skipped.empty()) {
     fail(Status::kInvalidArgument, "golden",
          "the directory must hold ops/*.safetensors, kpool/, models/ or layouts.json, got none of "
          "them in \"{}\"",
@@ -67,6 +67,7 @@ GoldenReport check_golden(const GoldenDirectory& directory) {
   GoldenReport report{{}, directory.skipped};
   check_files(directory.path, directory.ops, check_golden_ops, &report);
   check_files(directory.path, directory.kpool, check_golden_kpool, &report);
+  check_files(directory.path, directory.layouts, check_golden_layouts, &report);
   return report;
 }
 

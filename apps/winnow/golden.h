@@ -1,5 +1,5 @@
 // Golden vectors: inputs and results of other implementations, in a directory that holds any subset
-// of ops/, kpool/, models/ and layouts.json. This version compares ops/ and kpool/.
+// of ops/, kpool/, models/ and layouts.json. This version compares all but models/.
 #pragma once
 
 #include <filesystem>
@@ -23,7 +23,7 @@ struct GoldenReport {
 // What a directory holds of the kind.
 struct GoldenDirectory {
   std::filesystem::path path;
-  std::vector<std::filesystem::path> ops, kpool;
+  std::vector<std::filesystem::path> ops, kpool, layouts;
   std::vector<std::string> skipped;
 };
 
@@ -39,5 +39,8 @@ std::vector<GoldenResult> check_golden_ops(const std::filesystem::path& path);
 
 // One file of kpool/: pooled keys, pools and their tokens, by the same implementations.
 std::vector<GoldenResult> check_golden_kpool(const std::filesystem::path& path);
+
+// layouts.json: context parallel tables, and which layers compute indices.
+std::vector<GoldenResult> check_golden_layouts(const std::filesystem::path& path);
 
 }  // namespace winnow::app

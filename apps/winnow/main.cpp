@@ -52,6 +52,7 @@ constexpr const char* kFooter = R"(Examples:
   winnow demo                                   trains a small model, compares sparse and dense
   winnow train examples/demo.json --resume      goes on with a run
   winnow generate build/demo/run --prompt "In the beginning"
+  winnow plan examples/plan_78_layers.json      checks a configuration, says what it costs
   winnow info                                   this machine, as winnow sees it
   winnow why "index_topk rows=16 keys=4096"     who runs this call, and why others do not
   winnow check                                  every implementation against the reference
@@ -188,6 +189,7 @@ int run(int argc, char** argv) {
   add_demo(app);
   add_train(app);
   add_generate(app);
+  add_plan(app);
   add_info(app);
   add_why(app);
   add_check(app);

@@ -184,6 +184,8 @@ std::int64_t query_input_size(const AttentionConfig& c) {
   return latent_query ? c.q_lora_rank : c.hidden_size;
 }
 
+}  // namespace
+
 std::int64_t attention_parameters(const AttentionConfig& c) {
   const std::int64_t head_dim = c.qk_nope_head_dim + c.qk_rope_head_dim, h = c.hidden_size;
   std::int64_t n = h * c.heads * c.v_head_dim;  // o_proj
@@ -204,8 +206,6 @@ std::int64_t indexer_parameters(const AttentionConfig& c) {
   if (i.mode == IndexerMode::kStandard) n += 2 * i.index_dim + i.index_heads * c.hidden_size;
   return n;
 }
-
-}  // namespace
 
 std::vector<std::int64_t> index_layers(const ModelConfig& c) {
   std::vector<std::int64_t> owners;

@@ -39,6 +39,9 @@ void validate(const ModelConfig& config);
 
 // How many numbers a model of this shape trains.
 std::int64_t parameter_count(const ModelConfig& config);
+// The same of one layer's attention, and of one indexer.
+std::int64_t attention_parameters(const attention::AttentionConfig& config);
+std::int64_t indexer_parameters(const attention::AttentionConfig& config);
 
 // The layers that own an indexer, from 0, ascending; the layer of multi-token prediction is number
 // `layers`.

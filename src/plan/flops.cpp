@@ -127,6 +127,14 @@ Flops& Flops::operator+=(const Flops& other) {
   return *this;
 }
 
+Flops& Flops::operator*=(double factor) {
+  for (double* part : {&loss, &attention_linear, &attention_core, &index_linear, &index_core, &mlp,
+                       &mamba, &mtp}) {
+    *part *= factor;
+  }
+  return *this;
+}
+
 LayerParts layer_parts(const PlanConfig& c, std::int64_t layer) {
   LayerParts parts;
   if (!c.hybrid()) {

@@ -52,6 +52,7 @@ struct Flops {
 
   double total() const;
   Flops& operator+=(const Flops& other);
+  Flops& operator*=(double factor);
 };
 
 // What a layer is made of.
