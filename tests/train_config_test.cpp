@@ -49,6 +49,26 @@ TEST(TrainConfig, DepthsAreTrainedUnlessTheStageSaysOtherwise) {
   EXPECT_EQ(first_difference(c, other), "stages[2].mtp_loss_coefficient");
 }
 
+// A plan needs no text, no folder and no rates, and may have any vocabulary.
+TEST(TrainConfig, APlanMayLeaveOutWhatOnlyARunNeeds) {
+  json changed = run();
+  changed.erase("output");
+  changed["data"].erase("path");
+  changed["model"]["vocab_size"] = 300;
+  changed["plan"] = {{"pp", 2}};
+  for (json& stage : changed["stages"]) {
+    stage.erase("steps");
+    stage.erase("learning_rate");
+    stage.erase("final_learning_rate");
+    stage.erase("warmup_steps");
+  }
+  Rules plan(Rules::Mode::kCollect), all(Rules::Mode::kCollect);
+  EXPECT_EQ(read_train_config(changed, Purpose::kPlan, plan).stages.size(), 3u);
+  EXPECT_TRUE(plan.kept());
+  read_train_config(changed, Purpose::kRun, all);
+  EXPECT_EQ(all.violations().size(), 4u + 2 * 3);
+}
+
 TEST(TrainConfig, WrittenAndReadAgainIsTheSame) {
   const TrainConfig c = read_train_config(run());
   const json written = write_train_config(c);
@@ -169,6 +189,7 @@ const std::vector<Wrong> kWrong = {
     {"checkpoint_negative", [](json& j) { j["checkpoint_every"] = -1; }, "got -1"},
     {"seed_negative", [](json& j) { j["seed"] = -1; }, "seed must be from 0"},
     {"output_empty", [](json& j) { j["output"] = ""; }, "output must name a folder"},
+    {"plan", [](json& j) { j["plan"] = json::object(); }, "plan is read by winnow plan alone"},
     {"vocabulary", [](json& j) { j["model"]["vocab_size"] = 300; }, "must be 256"},
 };
 

@@ -32,7 +32,7 @@ class ListComparer {
   }
 
   GoldenResult result() const {
-    bench::CheckResult result{"", "layout", comparisons_, ""};
+    bench::CheckResult result{"", "", comparisons_, ""};
     for (const bench::Comparison& c : comparisons_) {
       if (!c.ok() && result.failure.empty()) {
         result.failure = fmt::format("{}: {} lists differ, the first at {}", c.output,

@@ -14,6 +14,10 @@ using attention::AttentionMode;
 using attention::SelectionPrecision;
 
 constexpr std::int64_t kMaxRanks = 65536;
+// Counts beyond this are refused by their own rules; here they would overflow.
+constexpr std::int64_t kMaxCount = std::int64_t{1} << 40;
+
+bool is_count(std::int64_t value) { return value >= 1 && value <= kMaxCount; }
 
 // The nearest multiple of `step` at or above `value`.
 std::int64_t multiple_above(std::int64_t value, std::int64_t step) {
@@ -45,12 +49,13 @@ bool check_ranks(const PlanConfig& c, Rules& rules) {
 
 // Every sequence is cut into 2 cp chunks, of which a rank has the r-th and the r-th from the end.
 void check_context_parallel(const PlanConfig& c, Rules& rules) {
+  if (!is_count(c.context)) return;
   std::int64_t sum = 0;
   for (const std::int64_t length : c.lengths) {
     rules.require(length >= 0 && length <= c.context, "plan.lengths", length,
-                  std::clamp<std::int64_t>(length, 0, std::max<std::int64_t>(c.context, 0)),
+                  std::clamp<std::int64_t>(length, 0, c.context),
                   "must hold lengths from 0 to data.context = {}", c.context);
-    sum += std::clamp<std::int64_t>(length, 0, std::max<std::int64_t>(c.context, 0));
+    sum += std::clamp<std::int64_t>(length, 0, c.context);
   }
   rules.require(sum <= c.context, "plan.lengths", fmt::format("a sum of {}", sum),
                 fmt::format("data.context {}", sum), "must fit into data.context = {}", c.context);
@@ -59,7 +64,7 @@ void check_context_parallel(const PlanConfig& c, Rules& rules) {
   rules.require(
       c.context % chunks == 0, "data.context", c.context, multiple_above(c.context, chunks),
       "must be a multiple of 2 x plan.cp = {}, since a rank holds a chunk of either half", chunks);
-  for (std::size_t i = 0; i < c.lengths.size(); ++i) {
+  for (std::size_t i = 0; i < c.lengths.size() && sum <= c.context; ++i) {
     rules.require(c.lengths[i] % chunks == 0, fmt::format("plan.lengths[{}]", i), c.lengths[i],
                   multiple_above(c.lengths[i], chunks),
                   "must be padded to a multiple of 2 x plan.cp = {}", chunks);
@@ -67,8 +72,7 @@ void check_context_parallel(const PlanConfig& c, Rules& rules) {
 }
 
 void check_batch(const PlanConfig& c, Rules& rules) {
-  const bool sizes = c.batch_sequences >= 1 && c.micro_batch_sequences >= 1;
-  if (!sizes) return;  // said by the data's own rules
+  if (!is_count(c.batch_sequences) || !is_count(c.micro_batch_sequences)) return;
   const std::int64_t at_once = c.micro_batch_sequences * c.dp;
   rules.require(c.batch_sequences % at_once == 0, "data.batch_sequences", c.batch_sequences,
                 multiple_above(c.batch_sequences, at_once),
@@ -108,7 +112,7 @@ void check_pools(const PlanConfig& c, Rules& rules) {
   const std::int64_t size = c.pool.pool_size, topk = c.model.attention.indexer.topk;
   rules.require(size >= 1 && size <= 4096, "plan.pool.pool_size", size,
                 std::clamp<std::int64_t>(size, 1, 4096), "must be from 1 to 4096");
-  if (size <= 1 || size > 4096) return;
+  if (size <= 1 || size > 4096 || !is_count(topk)) return;
   rules.require(topk % size == 0, "attention.indexer.topk", topk, multiple_above(topk, size),
                 "must be a multiple of plan.pool.pool_size = {}", size);
   for (const StageMode& stage : c.stages) {
