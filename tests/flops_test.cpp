@@ -177,6 +177,22 @@ TEST(Flops, DepthsOfMultiTokenPrediction) {
   EXPECT_EQ(layer_flops(c, 3, 0, kTokens, kPairs).index_core, 0);
 }
 
+// Depths run where they learn; in a warm-up, those that run an indexer.
+TEST(Flops, DepthsThatRun) {
+  PlanConfig c = tiny();
+  c.model.mtp_depths = 3;
+  EXPECT_EQ(depths_run(c), 3);
+  c.stages[0].mtp_loss = false;
+  EXPECT_EQ(depths_run(c), 0);
+  PlanConfig warmup = tiny(AttentionMode::kWarmup);
+  warmup.model.mtp_depths = 3;
+  EXPECT_EQ(depths_run(warmup), 3);
+  warmup.model.mtp_shared_components.sparse_attention_index = true;
+  EXPECT_EQ(depths_run(warmup), 1);
+  warmup.model.sharing = {4, 1};  // layer 3 reuses
+  EXPECT_EQ(depths_run(warmup), 0);
+}
+
 TEST(Flops, PoolsAreScoredInPlaceOfKeys) {
   PlanConfig c = tiny(AttentionMode::kSparse, false);
   const Flops keys = layer_flops(c, 1, 0, 64, exact_pairs(Lengths{64}, 4, c.pool));

@@ -112,28 +112,10 @@ TEST(PlanCheck, PoolsNeedAFrozenIndexer) {
   EXPECT_EQ(only(c).option, "attention.indexer.precision");
   c.model.attention.indexer.precision = attention::SelectionPrecision::kFull;
   c.recompute.full = c.recompute.reuse_checkpoint_topk = true;
-  EXPECT_EQ(only(c).option, "plan.reuse_checkpoint_topk");
+  EXPECT_EQ(only(c).option, "reuse_checkpoint_topk");
   c.recompute = {};
   c.pool.pool_size = 0;
   EXPECT_EQ(only(c).instead, "1");
-}
-
-TEST(PlanCheck, SharedComponentsAndRecomputation) {
-  PlanConfig c = good();
-  c.model.mtp_depths = 2;
-  c.model.mtp_shared_components.latent_kv = true;
-  EXPECT_TRUE(broken(c).empty());
-  c.recompute.core_attention = true;
-  EXPECT_EQ(only(c).option, "recompute");
-  EXPECT_EQ(only(c).instead, "\"full\"");
-  c.model.mtp_shared_components = {true, false};  // index-only sharing may
-  EXPECT_TRUE(broken(c).empty());
-  c.recompute = {};
-  c.recompute.norms = c.recompute.mlp = c.recompute.query_up_projection = true;
-  c.model.mtp_shared_components.latent_kv = true;
-  EXPECT_TRUE(broken(c).empty());
-  c.recompute.reuse_checkpoint_topk = true;
-  EXPECT_EQ(only(c).option, "reuse_checkpoint_topk");
 }
 
 // Per-layer graphs must not capture attention while depths share; MLP-only and whole-step graphs may.
@@ -221,7 +203,6 @@ TEST(PlanCheck, EverythingThatIsWrongIsSaidAtOnce) {
   c.cp = 5;
   c.dp = 3;
   c.machine = "tpu";
-  c.recompute.full = c.recompute.mlp = true;
   c.pp = 3;
   c.layout = "Et*4|t*5";
   std::string options;
@@ -230,7 +211,7 @@ TEST(PlanCheck, EverythingThatIsWrongIsSaidAtOnce) {
     EXPECT_NE(v.instead, "") << v.text();
   }
   EXPECT_EQ(options,
-            "data.context\ndata.batch_sequences\nrecompute\nplan.machine\nplan.layout\n"
+            "data.context\ndata.batch_sequences\nplan.machine\nplan.layout\n"
             "plan.layout\nplan.layout\nplan.layout\n");
 }
 
@@ -239,7 +220,7 @@ TEST(PlanOptions, AreReadByName) {
   PlanConfig c = good();
   c.stages.push_back({"second", AttentionMode::kDense, false});
   read_plan_options(json::parse(R"({"pp": 2, "cp": 4, "dp": 3, "ep": 1, "virtual_stages": 2,
-      "layout": "Et|tL", "recompute": ["core_attention", "mlp"], "reuse_checkpoint_topk": true,
+      "layout": "Et|tL",
       "step_graph": {"scope": "layer", "modules": ["mlp"]}, "dtype": "bf16", "stage": "second",
       "shard_optimizer": true, "score_budget_gib": 0.5, "machine": "h100", "efficiency": 0.4,
       "layer_pattern": "D-", "lengths": [3, 4], "pool": {"pool_size": 4, "select_tail": false},
@@ -249,8 +230,7 @@ TEST(PlanOptions, AreReadByName) {
   EXPECT_TRUE(rules.kept());
   EXPECT_EQ(c.pp * 1000 + c.cp * 100 + c.dp * 10 + c.virtual_stages, 2432);
   EXPECT_EQ(c.layout, "Et|tL");
-  EXPECT_TRUE(c.recompute.core_attention && c.recompute.mlp && !c.recompute.full);
-  EXPECT_TRUE(c.recompute.reuse_checkpoint_topk && c.shard_optimizer);
+  EXPECT_TRUE(c.shard_optimizer);
   EXPECT_EQ(c.step_graph.scope, GraphScope::kLayer);
   EXPECT_EQ(c.dtype, DType::kBF16);
   EXPECT_EQ(c.mode().name, "second");
@@ -260,18 +240,15 @@ TEST(PlanOptions, AreReadByName) {
   EXPECT_EQ(c.mamba.state_dim, 16);
 
   Rules wrong(Rules::Mode::kCollect);
-  read_plan_options(
-      json::parse(R"({"pp": "two", "recompute": ["all"], "stage": "third", "dtype": "f16",
+  read_plan_options(json::parse(R"({"pp": "two", "stage": "third", "dtype": "f16",
                       "machin": "h100", "moe": {"experts": 2}})"),
-      c, wrong);
+                    c, wrong);
   std::vector<std::string> texts;
   for (const Violation& v : wrong.violations()) texts.push_back(v.text());
   EXPECT_EQ(texts, (std::vector<std::string>{
                        "plan.moe.experts_per_token is required and has no default",
                        "plan.moe.intermediate_size is required and has no default",
                        "plan.stage must be the name of one of the stages, got \"third\"",
-                       "plan.recompute may name full, core_attention, norms, mlp and "
-                       "query_up_projection, got \"all\"",
                        "plan.pp must be an integer of 64 bit, got \"two\"",
                        "plan.dtype must be one of \"f32\", \"bf16\", got \"f16\"",
                        "\"plan.machin\" is not an option; did you mean plan.machine?"}));

@@ -195,7 +195,9 @@ model::ModelConfig small_model() {
 // The highest number of bytes that a step holds, of weights, gradients, optimizer and everything
 // else.
 double measured(const PlanConfig& c) {
-  model::Batch batch = model::packed_batch({static_cast<std::int32_t>(c.context)}, 256, 1);
+  const auto length = static_cast<std::int32_t>(c.context);
+  model::Batch batch = model::packed_batch({length}, 256, 1);
+  model::add_mtp_tokens(batch, c.model.mtp_depths);
   const std::int64_t before = held;
   peak = before;
   model::Transformer transformer(c.model, DType::kF32, 1);
@@ -204,13 +206,16 @@ double measured(const PlanConfig& c) {
   options.mode = c.mode().attention;
   options.index_loss_scale = c.mode().index_loss ? 1 : 0;
   options.recompute = c.recompute;
+  if (c.mode().attention != AttentionMode::kWarmup) {
+    options.mtp_loss_scales.assign(static_cast<std::size_t>(c.model.mtp_depths), 1);
+  }
   transformer.step(batch, options);
   optimizer.step(1e-3, {});
   return static_cast<double>(peak - before);
 }
 
 TEST(PlanMemory, AStepTakesWhatWasPlanned) {
-  std::vector<PlanConfig> plans(6, config_of(small_model()));
+  std::vector<PlanConfig> plans(8, config_of(small_model()));
   for (PlanConfig& c : plans) c.context = 512;
   plans[1].recompute.full = true;
   plans[2].recompute.core_attention = plans[2].recompute.mlp = true;
@@ -218,6 +223,10 @@ TEST(PlanMemory, AStepTakesWhatWasPlanned) {
   plans[3].recompute.full = plans[3].recompute.reuse_checkpoint_topk = true;
   plans[4].stages = {{"warm-up", AttentionMode::kWarmup, true}};
   plans[5].stages = {{"dense", AttentionMode::kDense, false}};
+  plans[6].model.mtp_depths = 3;
+  plans[7].model.mtp_depths = 3;
+  plans[7].model.mtp_shared_components = {true, true};
+  plans[7].recompute.full = true;
   for (std::size_t i = 0; i < plans.size(); ++i) {
     const double planned = memory_of(plans[i]).total(), real = measured(plans[i]);
     EXPECT_NEAR(planned / real, 1, 0.05) << "plan " << i << ": " << planned << " for " << real;

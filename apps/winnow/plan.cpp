@@ -93,11 +93,13 @@ plan::PlanConfig read_config(const json& object, Rules& rules) {
   const train::TrainConfig run = train::read_train_config(object, train::Purpose::kPlan, rules);
   plan::PlanConfig config;
   config.model = run.model;
+  config.recompute = run.recompute;
   config.context = run.data.context;
   config.batch_sequences = run.data.batch_sequences;
   config.micro_batch_sequences = run.data.micro_batch_sequences;
   for (const train::StageConfig& stage : run.stages) {
-    config.stages.push_back({stage.name, stage.attention, stage.index_loss_coefficient > 0});
+    config.stages.push_back({stage.name, stage.attention, stage.index_loss_coefficient > 0,
+                             stage.mtp_loss_coefficient > 0});
   }
   if (config.stages.empty()) config.stages.emplace_back();  // said by the stages' own rules
   config.stage = config.stages.size() - 1;
@@ -188,7 +190,7 @@ void add_plan(CLI::App& app) {
   add_key<Whole>(command, options, "--virtual-stages", "/plan/virtual_stages",
                  "stages of each pipeline rank");
   add_key<std::string>(command, options, "--layout", "/plan/layout", "layers of each stage");
-  add_list(command, options, "--recompute", "/plan/recompute",
+  add_list(command, options, "--recompute", "/recompute",
            "full, core_attention, norms, mlp, query_up_projection");
   add_key<std::string>(command, options, "--stage", "/plan/stage",
                        "which of the configuration's stages (default: the last)");
@@ -200,7 +202,7 @@ void add_plan(CLI::App& app) {
   add_key<double>(command, options, "--efficiency", "/plan/efficiency",
                   "share of the machine's peak that is reached (default: 1, the least time)");
   command->add_flag_callback(
-      "--reuse-checkpoint-topk", [options] { options->keys["/plan/reuse_checkpoint_topk"] = true; },
+      "--reuse-checkpoint-topk", [options] { options->keys["/reuse_checkpoint_topk"] = true; },
       "a replay attends to the selection of the first call");
   command->add_flag_callback(
       "--shard-optimizer", [options] { options->keys["/plan/shard_optimizer"] = true; },

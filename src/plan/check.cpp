@@ -123,7 +123,7 @@ void check_pools(const PlanConfig& c, Rules& rules) {
   rules.require(c.model.attention.indexer.precision == SelectionPrecision::kFull,
                 "attention.indexer.precision", "", "\"full\"",
                 "\"mxfp8\" scores keys, not pools: plan.pool.pool_size is {}", size);
-  rules.require(!c.recompute.reuse_checkpoint_topk, "plan.reuse_checkpoint_topk", "", "false",
+  rules.require(!c.recompute.reuse_checkpoint_topk, "reuse_checkpoint_topk", "", "false",
                 "cannot replay pools: plan.pool.pool_size is {}", size);
 }
 
@@ -198,7 +198,6 @@ PipelineLayout check(const PlanConfig& c, Rules& rules) {
   }
   check_pools(c, rules);
   const bool pattern = check_pattern(c, rules);
-  model::check(c.recompute, c.model, rules);
   check_step_graph(c, rules);
   check_machine(c, rules);
 

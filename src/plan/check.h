@@ -1,5 +1,5 @@
 // The rules between options: everything that makes a configuration impossible, said before a device
-// is touched. The rules of the model, its data and its stages are those of their own readers.
+// is touched. The rules of the model, its data, stages and recomputation are those of their readers.
 #pragma once
 
 #include "plan/config.h"

@@ -68,25 +68,6 @@ StepGraph read_step_graph(const json& object, Rules& rules) {
   return c;
 }
 
-// The parts that are made again, by name.
-void read_recompute(JsonReader& reader, model::Recompute& recompute, Rules& rules) {
-  const std::vector<std::pair<std::string, bool*>> parts = {
-      {"full", &recompute.full},
-      {"core_attention", &recompute.core_attention},
-      {"norms", &recompute.norms},
-      {"mlp", &recompute.mlp},
-      {"query_up_projection", &recompute.query_up_projection}};
-  std::vector<std::string> names;
-  for (const auto& [name, part] : parts) names.push_back(name);
-  for (const std::string& word : reader.strings("recompute")) {
-    const auto found = std::find_if(parts.begin(), parts.end(),
-                                    [&](const auto& part) { return part.first == word; });
-    if (found != parts.end()) *found->second = true;
-    rules.require(found != parts.end(), "plan.recompute", "\"" + word.substr(0, 40) + "\"",
-                  nearest_name(word, names), "may name {}", choice_text(names, " and "));
-  }
-}
-
 }  // namespace
 
 bool StepGraph::captures_attention() const {
@@ -143,8 +124,6 @@ void read_plan_options(const json& object, PlanConfig& c, Rules& rules) {
                   nearest_name(name, names), "must be the name of one of the stages");
     if (found != names.end()) c.stage = static_cast<std::size_t>(found - names.begin());
   }
-  if (reader.has("recompute")) read_recompute(reader, c.recompute, rules);
-  optional(reader, "reuse_checkpoint_topk", c.recompute.reuse_checkpoint_topk);
   if (reader.has("step_graph")) c.step_graph = read_step_graph(reader.object("step_graph"), rules);
   optional(reader, "pp", c.pp);
   optional(reader, "cp", c.cp);

@@ -48,6 +48,7 @@ struct StageMode {
   std::string name;
   attention::AttentionMode attention = attention::AttentionMode::kSparse;
   bool index_loss = true;
+  bool mtp_loss = true;  // depths of multi-token prediction learn; they do not run if not
 };
 
 struct PlanConfig {

@@ -163,6 +163,19 @@ std::int64_t mtp_layers(const PlanConfig& c) {
   return c.hybrid() ? static_cast<std::int64_t>(c.mtp_letters().size()) : 1;
 }
 
+std::int64_t depths_run(const PlanConfig& c) {
+  if (c.mode().attention != AttentionMode::kWarmup) {
+    return c.mode().mtp_loss ? c.model.mtp_depths : 0;
+  }
+  std::int64_t depths = 0;
+  for (std::int64_t d = 0; d < c.model.mtp_depths; ++d) {
+    for (std::int64_t n = 1; n <= mtp_layers(c); ++n) {
+      if (runs_indexer(c, c.model.layers + n, d)) depths = d + 1;
+    }
+  }
+  return depths;
+}
+
 Flops layer_flops(const PlanConfig& c, std::int64_t layer, std::int64_t depth, double tokens,
                   const Pairs& pairs) {
   const AttentionConfig& a = c.model.attention;
@@ -208,7 +221,7 @@ Flops depth_flops(const PlanConfig& c, double tokens) {
 Flops model_flops(const PlanConfig& c, double tokens, const Pairs& pairs) {
   Flops flops = loss_flops(c, tokens);
   for (std::int64_t n = 1; n <= c.model.layers; ++n) flops += layer_flops(c, n, 0, tokens, pairs);
-  for (std::int64_t d = 0; d < c.model.mtp_depths; ++d) {
+  for (std::int64_t d = 0; d < depths_run(c); ++d) {
     flops += depth_flops(c, tokens);
     for (std::int64_t n = 1; n <= mtp_layers(c); ++n) {
       flops += layer_flops(c, c.model.layers + n, d, tokens, pairs);

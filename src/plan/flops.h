@@ -66,6 +66,10 @@ bool runs_indexer(const PlanConfig& config, std::int64_t layer, std::int64_t dep
 // Layers of one depth of multi-token prediction: layers + 1, ...; 0 without.
 std::int64_t mtp_layers(const PlanConfig& config);
 
+// How many depths run in the stage of training that is planned: in a warm-up those whose layer runs
+// an indexer, and none where it has no loss.
+std::int64_t depths_run(const PlanConfig& config);
+
 // What a call of a layer does for `tokens` tokens, in the stage of training that is planned.
 Flops layer_flops(const PlanConfig& config, std::int64_t layer, std::int64_t depth, double tokens,
                   const Pairs& pairs);

@@ -276,7 +276,8 @@ StageMemory stage_memory(const PlanConfig& c, const PipelineLayout& layout, cons
 
   const bool warmup = c.mode().attention == AttentionMode::kWarmup;
   if (warmup) m.in_flight = std::min<std::int64_t>(m.in_flight, 1);
-  const bool mtp = stage.mtp_depths > 0;
+  const std::int64_t depths = std::min(stage.mtp_depths, depths_run(c));
+  const bool mtp = depths > 0;
   double kept = 0, selections = 0, lent = 0, lent_selection = 0;
   bool attends = false, indexes = false;
   LayerParts largest;
@@ -292,7 +293,7 @@ StageMemory stage_memory(const PlanConfig& c, const PipelineLayout& layout, cons
     if (s.mlp(parts) > s.mlp(largest)) largest = parts;
   };
   for (std::int64_t n = 0; n < stage.layers; ++n) add(stage.first_layer + n, 0);
-  for (std::int64_t d = 0; d < stage.mtp_depths; ++d) {
+  for (std::int64_t d = 0; d < depths; ++d) {
     for (std::int64_t n = 1; n <= mtp_layers(c); ++n) add(c.model.layers + n, d);
   }
   const bool ends = stage.loss || mtp;
@@ -307,7 +308,7 @@ StageMemory stage_memory(const PlanConfig& c, const PipelineLayout& layout, cons
   if (indexes) m.temporaries += s.indexer();
   if (indexes && c.mode().index_loss) m.temporaries += s.index_loss(warmup);
   if (ends && !warmup) {
-    m.temporaries += s.logits() + number(1 + stage.mtp_depths) * s.stream();
+    m.temporaries += s.logits() + number(1 + depths) * s.stream();
   }
   if (mtp && !warmup) {
     m.temporaries += 3 * s.stream();

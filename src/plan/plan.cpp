@@ -35,7 +35,7 @@ Flops stage_flops(const PlanConfig& c, const Stage& stage, const Share& share) {
   for (std::int64_t n = 0; n < stage.layers; ++n) {
     flops += layer_flops(c, stage.first_layer + n, 0, share.tokens, share.pairs);
   }
-  for (std::int64_t d = 0; d < stage.mtp_depths; ++d) {
+  for (std::int64_t d = 0; d < std::min(stage.mtp_depths, depths_run(c)); ++d) {
     flops += depth_flops(c, share.tokens);
     for (std::int64_t n = 1; n <= mtp_layers(c); ++n) {
       flops += layer_flops(c, c.model.layers + n, d, share.tokens, share.pairs);

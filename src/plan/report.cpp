@@ -92,7 +92,7 @@ std::string memory_text(const PlanConfig& c, const Plan& plan, const Machine& ma
                                   [&](double bytes) { return bytes > machine.memory; });
   if (over == 0) return "";
   std::string advice = c.moe.experts > c.ep ? "more ranks (pp, cp, ep)" : "more ranks (pp, cp)";
-  if (!c.recompute.full) advice += ", plan.recompute [\"full\"]";
+  if (!c.recompute.full) advice += ", recompute [\"full\"]";
   if (!c.shard_optimizer) advice += ", plan.shard_optimizer";
   return fmt::format(
       "memory: {} of {} need more than the {} of {}, rank {} the most: {}; what helps: {}\n", over,
