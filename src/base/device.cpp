@@ -68,7 +68,7 @@ Refusal refuse_device(std::string_view implementation, Device device) {
     return "there is no such GPU";
   }
   const CudaDevice& gpu = cuda_devices()[static_cast<std::size_t>(device.index)];
-  if (implementation == "cuda.sm90" && (gpu.major != 9 || gpu.minor != 0)) {
+  if (implementation.substr(0, 9) == "cuda.sm90" && (gpu.major != 9 || gpu.minor != 0)) {
     return "it is for compute capability 9.0 (H100, H200) alone";
   }
   if (gpu.major < 8) return "it needs a GPU of compute capability 8.0 or later";

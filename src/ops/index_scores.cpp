@@ -11,7 +11,8 @@ namespace {
 constexpr char kName[] = "index_scores";
 constexpr const Implementation<IndexScoresArgs>* kList[] = {
     WINNOW_SM90_IMPLEMENTATION(index_scores) WINNOW_CUDA_IMPLEMENTATION(index_scores)
-        WINNOW_AMX_IMPLEMENTATION(index_scores) WINNOW_CPU_IMPLEMENTATIONS(index_scores) &
+        WINNOW_SM90_FP8_IMPLEMENTATION(index_scores) WINNOW_AMX_IMPLEMENTATION(index_scores)
+            WINNOW_CPU_IMPLEMENTATIONS(index_scores) &
     ref::index_scores_implementation};
 
 void check(const IndexScoresArgs& a) {

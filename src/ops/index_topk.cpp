@@ -11,7 +11,8 @@ namespace {
 constexpr char kName[] = "index_topk";
 constexpr const Implementation<IndexTopkArgs>* kList[] = {
     WINNOW_SM90_IMPLEMENTATION(index_topk) WINNOW_CUDA_IMPLEMENTATION(index_topk)
-        WINNOW_AMX_IMPLEMENTATION(index_topk) WINNOW_CPU_IMPLEMENTATIONS(index_topk) &
+        WINNOW_SM90_FP8_IMPLEMENTATION(index_topk) WINNOW_AMX_IMPLEMENTATION(index_topk)
+            WINNOW_CPU_IMPLEMENTATIONS(index_topk) &
     ref::index_topk_implementation};
 
 void check(const IndexTopkArgs& a) {

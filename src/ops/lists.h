@@ -55,15 +55,20 @@ extern const Implementation<TileScalesArgs> tile_scales_implementation;
 namespace winnow::cuda::sm90 {
 extern const Implementation<IndexScoresArgs> index_scores_implementation;
 extern const Implementation<IndexTopkArgs> index_topk_implementation;
+extern const Implementation<IndexScoresArgs> index_scores_fp8_implementation;
+extern const Implementation<IndexTopkArgs> index_topk_fp8_implementation;
 extern const Implementation<SelectTopkArgs> select_topk_implementation;
 extern const Implementation<SparseAttentionArgs> sparse_attention_implementation;
 extern const Implementation<SparseAttentionBackwardArgs> sparse_attention_backward_implementation;
 }  // namespace winnow::cuda::sm90
 #define WINNOW_CUDA_IMPLEMENTATION(operation) &cuda::operation##_implementation,
 #define WINNOW_SM90_IMPLEMENTATION(operation) &cuda::sm90::operation##_implementation,
+// It rounds more: behind the portable one, which accepts as much, so that it runs where it is pinned.
+#define WINNOW_SM90_FP8_IMPLEMENTATION(operation) &cuda::sm90::operation##_fp8_implementation,
 #else
 #define WINNOW_CUDA_IMPLEMENTATION(operation)
 #define WINNOW_SM90_IMPLEMENTATION(operation)
+#define WINNOW_SM90_FP8_IMPLEMENTATION(operation)
 #endif
 
 WINNOW_DECLARE_CPU(portable)

@@ -1,6 +1,7 @@
 // The scorer of compute capability 9.0: 32 or 64 heads of 128 channels, keys in one piece; bf16, and FP8
-// and MXFP8, whose codes become bf16 in scratch first, exactly (chunk.h). Their own tensor cores add with
-// about 14 bits: 3.1e-4 relative error of a score where bf16 has 2.4e-6.
+// and MXFP8, whose codes become bf16 in scratch first, exactly (chunk.h). FP8 also as it is, for who asks
+// for it by name (Products::kE4M3): twice the rate, but FP8's tensor cores add with about 14 bits: 3.1e-4
+// relative error of a score where bf16 has 2.4e-6.
 //
 // Tile: a block holds 8 rows (16 of 32 heads) in shared memory and streams tiles of 64 keys past them.
 //   Keys are the left operand, 64 rows of a product; queries the right one, so the sum over heads runs
@@ -12,7 +13,7 @@
 // Work: the plan gives each block an equal, contiguous share of the list (block of rows, tile of keys) of
 //   each chunk of keys, so ragged and causal rows balance. A score does not depend on where its tile
 //   landed.
-// Shared memory: 128 KB of queries, five stages of 16 KB of keys.
+// Shared memory: 128 KB of queries, five stages of 16 KB of keys; of codes 64 KB and ten of 8 KB.
 // Scratch: the plan; codes as bf16, of 4096 rows and 262144 keys at a time, 136 MB at most.
 // Order: channels as the tensor core adds them, 16 at a time; heads 2 b and 2 b + 1 in an FMA chain each
 //   over b ascending; their sum; dot_scale; the scales of row and key.
@@ -32,18 +33,19 @@ constexpr int kFeedRegisters = 40, kMathRegisters = 232;
 constexpr std::int64_t kChunkTiles =
     4096;  // that all rows see before the next: they stay in the L2
 
-template <int kHeads_>
+template <class T, int kHeads_>  // T: BF16 or E4M3
 struct Shape {
+  using Element = T;
   static constexpr int kHeads = kHeads_;
   static constexpr int kSets = 64 / kHeads;  // of 4 queries, in a warpgroup
   static constexpr int kGroupRows = 4 * kSets, kRows = kWarpgroups * kGroupRows;
   static constexpr int kColumns = kGroupRows * kHeads;  // of a warpgroup: 256
   static constexpr int kBlocks = kColumns / 8;          // of 8 columns: 4 queries, 2 heads
-  static constexpr int kRowBytes = 2 * kScorerDim;
-  static constexpr int kSlices = kRowBytes / 128,
-                       kSlice = 64;              // 128-byte slices along the channels
-  static constexpr int kSteps = kRowBytes / 32;  // products along the channels
-  static constexpr int kStages = 5;
+  static constexpr int kRowBytes = sizeof(T) * kScorerDim;
+  static constexpr int kSlices = kRowBytes / 128;  // of 128 bytes along the channels
+  static constexpr int kSlice = 128 / sizeof(T);   // channels of one
+  static constexpr int kSteps = kRowBytes / 32;    // products along the channels
+  static constexpr int kStages = 10 / sizeof(T);
   static constexpr int kGroupBytes = kColumns * kRowBytes, kQueryBytes = kWarpgroups * kGroupBytes;
   static constexpr int kKeyBytes = kKeys * kRowBytes;
   static constexpr int kBarriersAt = kQueryBytes + kStages * kKeyBytes;
@@ -174,6 +176,17 @@ struct Origin {
   std::int64_t row, key;
 };
 
+// What a key brings to its scores, as 32 bits; of the nearest key of the call where it is none.
+__device__ inline std::uint32_t key_factor(const Factors& factors, const Scorer& s,
+                                           const Origin& origin, std::int64_t key) {
+  if (key < s.first_key) key = s.first_key;
+  if (key >= s.last_key) key = s.last_key - 1;
+  if (factors.key != nullptr) return __float_as_uint(__ldg(factors.key + key * factors.key_stride));
+  if (factors.key_exponent != nullptr)
+    return static_cast<std::uint32_t>(__ldg(factors.key_exponent + key - origin.key));
+  return 0;
+}
+
 // ---- roles ----------------------------------------------------------------------------------------
 template <class S>
 __device__ void feed(const Memory<S>& memory, const CUtensorMap* query, const CUtensorMap* key,
@@ -231,12 +244,11 @@ struct Output {
     exponent = factors.row_exponent != nullptr ? factors.row_exponent[row - origin.row] : 0;
     asm volatile("" : "+l"(scores));  // keep it: ptxas would multiply again for every tile
   }
-  __device__ void put(std::int64_t key, float score, const Origin& origin,
+  __device__ void put(std::int64_t key, float score, std::uint32_t factor,
                       const Factors& factors) const {
     if (static_cast<std::uint64_t>(key - start) >= length) return;
-    if (factors.key != nullptr) score *= __ldg(factors.key + key * factors.key_stride);
-    if (factors.key_exponent != nullptr)
-      score = ldexpf(score, exponent + __ldg(factors.key_exponent + key - origin.key));
+    if (factors.key != nullptr) score *= __uint_as_float(factor);
+    if (factors.key_exponent != nullptr) score = ldexpf(score, exponent + static_cast<int>(factor));
     __stcs(scores + key, score);
   }
 };
@@ -250,8 +262,8 @@ __device__ void multiply_tile(float (&d)[64], std::uint32_t keys, std::uint32_t 
 #pragma unroll
   for (int i = 0; i < S::kSteps; ++i) {
     const std::uint32_t slice = i / 4, in = i % 4 * 32;
-    multiply<BF16>(d, a + (slice * kKeys * 128 + in) / 16,
-                   b + (slice * S::kColumns * 128 + in) / 16, i > 0);
+    multiply<typename S::Element>(d, a + (slice * kKeys * 128 + in) / 16,
+                                  b + (slice * S::kColumns * 128 + in) / 16, i > 0);
   }
   products_commit();
 }
@@ -269,6 +281,13 @@ __device__ void sum(const Memory<S>& memory, const Scorer& s, const Plan& plan,
 
   float sums[4];
   // The sums over heads of half h; a set's scores when they are complete.
+  std::uint32_t factor[2] = {}, next[2] = {};  // of this thread's keys; asked for a tile ahead
+  auto ask = [&](int tile) {
+    const std::int64_t key = static_cast<std::int64_t>(tile) * kKeys + 16 * warp + g;
+    next[0] = key_factor(factors, s, origin, key);
+    next[1] = key_factor(factors, s, origin, key + 8);
+    asm volatile("" : "+r"(next[0]), "+r"(next[1]));  // here, not where they are used
+  };
   auto finish = [&](int h, int tile) {
     const int set = S::kSets == 2 ? h : 0;
     if (S::kSets == 2 || h == 0) sums[0] = sums[1] = sums[2] = sums[3] = 0;
@@ -284,8 +303,8 @@ __device__ void sum(const Memory<S>& memory, const Scorer& s, const Plan& plan,
     float scores[2] = {dot_scale * (sums[0] + sums[1]), dot_scale * (sums[2] + sums[3])};
     pin(scores);  // or the compiler sinks half of the sum into the test for visible keys
     const std::int64_t key = static_cast<std::int64_t>(tile) * kKeys + 16 * warp + g;
-    output[set].put(key, scores[0], origin, factors);
-    output[set].put(key + 8, scores[1], origin, factors);
+    output[set].put(key, scores[0], factor[0], factors);
+    output[set].put(key + 8, scores[1], factor[1], factors);
   };
 
   Run run;
@@ -315,8 +334,12 @@ __device__ void sum(const Memory<S>& memory, const Scorer& s, const Plan& plan,
     // wait and the next issue.
     wait(memory.keys_full(keys.i), keys.phase);
     multiply_tile<S>(d[0], memory.keys(keys.i), low);
+    ask(run.tile);
     for (int t = 0; t < run.tiles - 1; ++t) {
       const int stage = keys.i;
+      factor[0] = next[0];
+      factor[1] = next[1];
+      ask(run.tile + t + 1);
       products_wait();
       pin(d[0]);
       multiply_tile<S>(d[1], memory.keys(stage), high);
@@ -329,6 +352,8 @@ __device__ void sum(const Memory<S>& memory, const Scorer& s, const Plan& plan,
       release(stage);
       finish(1, run.tile + t);
     }
+    factor[0] = next[0];
+    factor[1] = next[1];
     products_wait();
     pin(d[0]);
     multiply_tile<S>(d[1], memory.keys(keys.i), high);
@@ -344,12 +369,12 @@ __device__ void sum(const Memory<S>& memory, const Scorer& s, const Plan& plan,
   }
 }
 
-template <int kHeads>
+template <class T, int kHeads>
 __global__ void __launch_bounds__(kThreads, 1)
     score_kernel(const __grid_constant__ CUtensorMap query, const __grid_constant__ CUtensorMap key,
                  const __grid_constant__ Scorer s, const __grid_constant__ Plan plan,
                  const __grid_constant__ Origin origin, const __grid_constant__ Factors factors) {
-  using S = Shape<kHeads>;
+  using S = Shape<T, kHeads>;
   extern __shared__ __align__(1024) unsigned char bytes[];
   const int base = uniform(static_cast<int>(shared_address(bytes)));
   const Memory<S> memory{static_cast<std::uint32_t>(base)};
@@ -423,8 +448,8 @@ __global__ void __launch_bounds__(256)
 }
 
 // ---- the host -------------------------------------------------------------------------------------
-template <int kHeads>
-const Kernel kScore{score_kernel<kHeads>, Shape<kHeads>::kBytes};
+template <class T, int kHeads>
+const Kernel kScore{score_kernel<T, kHeads>, Shape<T, kHeads>::kBytes};
 const Kernel kPlan{plan_kernel};
 const Kernel kWidenQueries{widen_queries};
 const Kernel kWidenKeys{widen_keys};
@@ -437,7 +462,7 @@ std::int64_t chunks_of(std::int64_t first_key, std::int64_t last_key) {
   return ceil_div(ceil_div(last_key, kKeys) - first_key / kKeys, kChunkTiles);
 }
 
-// bf16 tensors, in elements.
+// What the tensor cores read, in elements.
 struct Numbers {
   const void* query;
   std::int64_t query_row, query_head, rows;
@@ -445,35 +470,38 @@ struct Numbers {
   std::int64_t key_stride, keys;
 };
 
-template <int kHeads>
+template <class T, int kHeads>
 void launch(const char* operation, const Scorer& s, const Numbers& numbers, const Plan& plan,
             const Origin& origin, const Factors& factors, cudaStream_t stream) {
-  using S = Shape<kHeads>;
-  constexpr auto kType = CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  using S = Shape<T, kHeads>;
+  constexpr auto kType =
+      sizeof(T) == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  constexpr auto kBytes = static_cast<std::int64_t>(sizeof(T));
   auto size = [](std::int64_t x) { return static_cast<cuuint64_t>(x); };
   const CUtensorMap query =
       tensor_map(operation, {kType,
                              numbers.query,
                              3,
                              {kScorerDim, kHeads, size(numbers.rows)},
-                             {size(2 * numbers.query_head), size(2 * numbers.query_row)},
+                             {size(kBytes * numbers.query_head), size(kBytes * numbers.query_row)},
                              {S::kSlice, 2, 4},
                              true});
   const CUtensorMap key = tensor_map(operation, {kType,
                                                  numbers.key,
                                                  2,
                                                  {kScorerDim, size(numbers.keys), 1},
-                                                 {size(2 * numbers.key_stride), 0},
+                                                 {size(kBytes * numbers.key_stride), 0},
                                                  {S::kSlice, kKeys, 1},
                                                  true});
-  kScore<kHeads>.launch(operation,
-                        {.grid = dim3(static_cast<unsigned>(processors())),
-                         .block = dim3(kThreads),
-                         .shared_bytes = S::kBytes,
-                         .stream = stream},
-                        query, key, s, plan, origin, factors);
+  kScore<T, kHeads>.launch(operation,
+                           {.grid = dim3(static_cast<unsigned>(processors())),
+                            .block = dim3(kThreads),
+                            .shared_bytes = S::kBytes,
+                            .stream = stream},
+                           query, key, s, plan, origin, factors);
 }
 
+template <class T>
 void score_numbers(const char* operation, const Scorer& s, const Numbers& numbers,
                    const Origin& origin, const Factors& factors, int2* entries,
                    cudaStream_t stream) {
@@ -484,8 +512,12 @@ void score_numbers(const char* operation, const Scorer& s, const Numbers& number
                {.grid = dim3(static_cast<unsigned>(chunks)), .block = dim3(1024), .stream = stream},
                s, rows, blocks, entries);
   const Plan plan{entries, chunks, blocks};
-  if (s.heads == 64) return launch<64>(operation, s, numbers, plan, origin, factors, stream);
-  launch<32>(operation, s, numbers, plan, origin, factors, stream);
+  if (s.heads == 64) return launch<T, 64>(operation, s, numbers, plan, origin, factors, stream);
+  launch<T, 32>(operation, s, numbers, plan, origin, factors, stream);
+}
+
+bool widened(DType dtype, Products products) {
+  return dtype == DType::kE4M3 && products == Products::kBF16;
 }
 
 // The scratch of a call, from an address at a multiple of 16 bytes.
@@ -493,9 +525,8 @@ struct Scratch {
   std::int64_t rows, keys;  // of codes at a time
   unsigned char *queries, *key_numbers, *row_exponent, *key_exponent, *plan, *end;
 
-  Scratch(void* memory, std::int64_t all_rows, std::int64_t all_keys, int heads, DType dtype)
-      : rows(dtype == DType::kE4M3 ? min(all_rows, kWideRows) : 0),
-        keys(dtype == DType::kE4M3 ? min(all_keys, kWideKeys) : 0) {
+  Scratch(void* memory, std::int64_t all_rows, std::int64_t all_keys, int heads, bool widened)
+      : rows(widened ? min(all_rows, kWideRows) : 0), keys(widened ? min(all_keys, kWideKeys) : 0) {
     queries = static_cast<unsigned char*>(memory);
     key_numbers = queries + 2 * kScorerDim * heads * rows;
     row_exponent = key_numbers + 2 * kScorerDim * keys;
@@ -539,31 +570,42 @@ void score_codes(const char* operation, Scorer s, const Scratch& scratch, cudaSt
                          .block = dim3(256),
                          .stream = stream},
                         s, reinterpret_cast<uint4*>(scratch.key_numbers), key_exponent);
-      score_numbers(operation, s,
-                    {scratch.queries, static_cast<std::int64_t>(s.heads) * kScorerDim, kScorerDim,
-                     rows, scratch.key_numbers, kScorerDim, keys},
-                    {row, key}, factors, reinterpret_cast<int2*>(scratch.plan), stream);
+      score_numbers<BF16>(operation, s,
+                          {scratch.queries, static_cast<std::int64_t>(s.heads) * kScorerDim,
+                           kScorerDim, rows, scratch.key_numbers, kScorerDim, keys},
+                          {row, key}, factors, reinterpret_cast<int2*>(scratch.plan), stream);
     }
   }
 }
 
 }  // namespace
 
-std::int64_t score_workspace_bytes(std::int64_t rows, std::int64_t keys, int heads, DType dtype) {
-  const Scratch scratch(nullptr, rows, keys, heads, dtype);
+std::int64_t score_workspace_bytes(std::int64_t rows, std::int64_t keys, int heads, DType dtype,
+                                   Products products) {
+  const Scratch scratch(nullptr, rows, keys, heads, widened(dtype, products));
   return scratch.end - scratch.queries;
 }
 
-void score(const char* operation, const Scorer& s, void* workspace, cudaStream_t stream) {
+void score(const char* operation, const Scorer& s, void* workspace, Products products,
+           cudaStream_t stream) {
   if (s.first_row == s.last_row || s.first_key == s.last_key || s.width == 0) return;
-  const Scratch scratch(workspace, s.last_row - s.first_row, s.last_key, s.heads, s.dtype);
-  if (s.dtype == DType::kE4M3) return score_codes(operation, s, scratch, stream);
+  const Scratch scratch(workspace, s.last_row - s.first_row, s.last_key, s.heads,
+                        widened(s.dtype, products));
+  if (widened(s.dtype, products)) return score_codes(operation, s, scratch, stream);
   auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
-  if (!aligned(s.query) || !aligned(s.key)) return cuda::score(operation, s, stream);
-  score_numbers(
-      operation, s,
-      {s.query, s.query_row, s.query_head, s.rows, s.key, s.places.key_stride, s.ranges.keys},
-      {0, 0}, {}, reinterpret_cast<int2*>(scratch.plan), stream);
+  if (!aligned(s.query) || !aligned(s.key)) {
+    if (products == Products::kBF16) return cuda::score(operation, s, stream);
+    check(operation, cudaErrorInvalidValue, "read codes that lie at no multiple of 16 bytes");
+  }
+  const Numbers numbers{s.query, s.query_row,         s.query_head, s.rows,
+                        s.key,   s.places.key_stride, s.ranges.keys};
+  auto* plan = reinterpret_cast<int2*>(scratch.plan);
+  if (products == Products::kBF16)
+    return score_numbers<BF16>(operation, s, numbers, {0, 0}, {}, plan, stream);
+  Factors factors;
+  factors.key = static_cast<const float*>(s.key_scale);
+  factors.key_stride = s.scale_places.key_stride;
+  score_numbers<E4M3>(operation, s, numbers, {0, 0}, factors, plan, stream);
 }
 
 }  // namespace winnow::cuda::sm90

@@ -7,6 +7,9 @@ namespace winnow::cuda::sm90 {
 
 constexpr int kScorerDim = 128;  // channels
 
+// What E4M3 is multiplied as: bf16, which is exact, or itself, by tensor cores that add with about 14 bits.
+enum class Products { kBF16, kE4M3 };
+
 template <class Args>
 Refusal refuse_scorer(const Args& a) {
   const Refusal refusal = cuda::refuse_scorer(a);
@@ -27,9 +30,26 @@ Refusal refuse_scorer(const Args& a) {
   return {};
 }
 
+template <class Args>
+Refusal refuse_code_scorer(const Args& a) {
+  const Refusal refusal = refuse_scorer(a);
+  if (!refusal.empty()) return refusal;
+  const Tensor &q = a.index_query, &k = a.index_key.data;
+  if (q.dtype != DType::kE4M3 || !a.index_query_scale.empty())
+    return "takes FP8 alone, with a scale for each key";
+  if (q.strides[0] % 16 != 0 || q.strides[1] % 16 != 0 || k.strides[0] % 16 != 0)
+    return "rows, heads and keys must lie at multiples of 16 bytes";
+  if (q.strides[0] <= 0 || q.strides[1] <= 0 || k.strides[0] <= 0)
+    return "strides must be positive";
+  return {};
+}
+
 // Scratch of a call of `score` over so many rows and keys, at a multiple of 16 bytes. It is bounded.
-std::int64_t score_workspace_bytes(std::int64_t rows, std::int64_t keys, int heads, DType dtype);
-// As cuda::score. Memory that does not begin at a multiple of 16 bytes is left to it.
-void score(const char* operation, const Scorer& scorer, void* workspace, cudaStream_t stream);
+std::int64_t score_workspace_bytes(std::int64_t rows, std::int64_t keys, int heads, DType dtype,
+                                   Products products);
+// As cuda::score. bf16 that does not begin at a multiple of 16 bytes is left to it; codes that do not
+// are an error with Products::kE4M3.
+void score(const char* operation, const Scorer& scorer, void* workspace, Products products,
+           cudaStream_t stream);
 
 }  // namespace winnow::cuda::sm90
