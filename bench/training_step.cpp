@@ -2,6 +2,8 @@
 // optimiser.
 //
 // The only file of bench that stands on the model floor.
+#include "bench/training_step.h"
+
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -26,47 +28,6 @@ constexpr char kName[] = "training_step";
 AttentionMode mode_of(const std::string& word) {
   if (word == "dense") return AttentionMode::kDense;
   return word == "warmup" ? AttentionMode::kWarmup : AttentionMode::kSparse;
-}
-
-model::ModelConfig config_of(const Problem& p) {
-  model::ModelConfig c;
-  c.layers = p.number("layers");  // the rules on all sizes are the model's
-  c.intermediate_size = p.number("intermediate");
-  c.norm_epsilon = 1e-6;
-  attention::AttentionConfig& a = c.attention;
-  a.hidden_size = p.number("hidden");
-  a.heads = p.number("heads");
-  a.q_lora_rank = p.number("q_lora");
-  a.kv_lora_rank = p.number("kv_lora");
-  a.qk_nope_head_dim = p.number("nope");
-  a.qk_rope_head_dim = p.number("rope");
-  a.v_head_dim = p.number("v");
-  a.latent_norm_epsilon = 1e-6;
-  a.rope_theta = 10000;
-  a.rope_pairing = nn::RopePairing::kInterleaved;
-  a.max_positions = p.number("context");
-  a.indexer.index_heads = p.number("index_heads");
-  a.indexer.index_dim = p.number("index_dim");
-  a.indexer.topk = p.number("topk");
-  a.indexer.rope_dim = a.qk_rope_head_dim;
-  a.indexer.rope_pairing = nn::RopePairing::kHalfSplit;
-  a.indexer.k_norm_epsilon = 1e-6;
-  model::validate(c);
-  return c;
-}
-
-// Random bytes; every row has a target.
-model::Batch batch_of(const Problem& p, std::int64_t vocab) {
-  const std::int64_t sequences = p.number("sequences"), context = p.number("context");
-  Random random(static_cast<std::uint64_t>(p.number("seed")) + 100);
-  model::Batch batch;
-  batch.ranges = batched_ranges(sequences, context);
-  for (std::int64_t i = 0; i < batch.ranges.rows(); ++i) {
-    batch.tokens.push_back(static_cast<std::int32_t>(random.below(vocab)));
-    batch.targets.push_back(static_cast<std::int32_t>(random.below(vocab)));
-    batch.positions.push_back(static_cast<std::int32_t>(i % context));
-  }
-  return batch;
 }
 
 std::vector<const char*> operations_inside(AttentionMode mode) {
@@ -175,13 +136,13 @@ class TrainingStepCase : public Case {
         dtype_(p.dtype()),
         seed_(static_cast<std::uint64_t>(p.number("seed"))),
         rows_(p.number("sequences") * p.number("context")),
-        config_(config_of(p)),
+        config_(training_step_config(p)),
         losses_(DType::kF64, {1 + config_.layers}) {
     WINNOW_CHECK("problem", rows_ <= kInt32.most, "a step must have at most {} tokens, got {}",
                  kInt32.most, rows_);
     if (ShapesOnly::on()) return;
     check_machine_holds(2 * model::parameter_count(config_) * dtype_bytes(dtype_));
-    batch_ = batch_of(p, config_.vocab_size);
+    batch_ = training_step_batch(p, config_);
     model_ = std::make_unique<Transformer>(config_, dtype_, seed_);
     // Matrices that keep the size of what passes through them, so that every part matters.
     for (const auto& parameter : model_->parameters().all()) {
@@ -376,6 +337,46 @@ class TrainingStepCase : public Case {
 };
 
 }  // namespace
+
+model::ModelConfig training_step_config(const Problem& p) {
+  model::ModelConfig c;
+  c.layers = p.number("layers");  // the rules on all sizes are the model's
+  c.intermediate_size = p.number("intermediate");
+  c.norm_epsilon = 1e-6;
+  attention::AttentionConfig& a = c.attention;
+  a.hidden_size = p.number("hidden");
+  a.heads = p.number("heads");
+  a.q_lora_rank = p.number("q_lora");
+  a.kv_lora_rank = p.number("kv_lora");
+  a.qk_nope_head_dim = p.number("nope");
+  a.qk_rope_head_dim = p.number("rope");
+  a.v_head_dim = p.number("v");
+  a.latent_norm_epsilon = 1e-6;
+  a.rope_theta = 10000;
+  a.rope_pairing = nn::RopePairing::kInterleaved;
+  a.max_positions = p.number("context");
+  a.indexer.index_heads = p.number("index_heads");
+  a.indexer.index_dim = p.number("index_dim");
+  a.indexer.topk = p.number("topk");
+  a.indexer.rope_dim = a.qk_rope_head_dim;
+  a.indexer.rope_pairing = nn::RopePairing::kHalfSplit;
+  a.indexer.k_norm_epsilon = 1e-6;
+  model::validate(c);
+  return c;
+}
+
+model::Batch training_step_batch(const Problem& p, const model::ModelConfig& config) {
+  const std::int64_t sequences = p.number("sequences"), context = p.number("context");
+  Random random(static_cast<std::uint64_t>(p.number("seed")) + 100);
+  model::Batch batch;
+  batch.ranges = batched_ranges(sequences, context);
+  for (std::int64_t i = 0; i < batch.ranges.rows(); ++i) {
+    batch.tokens.push_back(static_cast<std::int32_t>(random.below(config.vocab_size)));
+    batch.targets.push_back(static_cast<std::int32_t>(random.below(config.vocab_size)));
+    batch.positions.push_back(static_cast<std::int32_t>(i % context));
+  }
+  return batch;
+}
 
 Operation training_step_operation() {
   const std::string tiny = " layers=2 hidden=20 intermediate=28 v=6 index_heads=3 context=21";

@@ -398,6 +398,23 @@ TEST(Cli, BenchPrintsTheMachineFirst) {
   EXPECT_TRUE(has(o.out, "index_scores rows=2 keys=64 index_heads=4"));
 }
 
+// Sharing runs fewer indexers, and a kept selection takes them out of replays.
+TEST(Cli, BenchTrainCountsTheIndexersOfAStep) {
+  const Outcome o =
+      winnow("bench train --layers 8 --context 64 --topk 8 --repeat 1 --threads 1 --json");
+  EXPECT_EQ(o.status, 0) << o.err;
+  std::vector<std::pair<int, int>> counts;
+  std::istringstream lines(o.out);
+  for (std::string line; std::getline(lines, line);) {
+    const nlohmann::json json = nlohmann::json::parse(line);
+    counts.emplace_back(json.at("index_runs_forward"), json.at("index_runs_replay"));
+    EXPECT_GT(json.at("indexer_ms").get<double>(), 0) << line;
+    EXPECT_LT(json.at("indexer_ms").get<double>(), json.at("step_ms").get<double>()) << line;
+  }
+  EXPECT_EQ(counts, (std::vector<std::pair<int, int>>{{8, 0}, {4, 0}, {2, 0}, {8, 8}, {8, 0}}));
+  EXPECT_EQ(winnow("bench train --layers 0").status, 2);
+}
+
 TEST(Cli, AFullDiskIsAnError) {
   if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
   const int status = std::system(WINNOW_PROGRAM " info >/dev/full 2>/dev/null");

@@ -127,9 +127,9 @@ TEST(Recompute, E8ReplaysAttendToTheSelectionOfTheirOwnForward) {
     model.forward(a, options, first);
     model.forward(b, options, second);
     gradients();
-    EXPECT_EQ(model.backward(second), reuse ? 0 : 2);
+    EXPECT_EQ(model.backward(second).replay, reuse ? 0 : 2);
     EXPECT_EQ(gradients(), of_b);
-    EXPECT_EQ(model.backward(first), reuse ? 0 : 2);
+    EXPECT_EQ(model.backward(first).replay, reuse ? 0 : 2);
     EXPECT_EQ(gradients(), of_a);
     EXPECT_EQ(first.selections()[0].empty(), !reuse);
   }

@@ -244,7 +244,7 @@ TEST(Sharing, E8MicroBatchesInFlightAreIndependent) {
     model.forward(a, options, first);
     model.forward(b, options, second);
     gradients();
-    EXPECT_EQ(model.backward(second), 0);  // sources are kept for those who reuse them
+    EXPECT_EQ(model.backward(second).replay, 0);  // sources are kept for those who reuse them
     EXPECT_EQ(gradients(), alone[1]);
     model.backward(first);
     EXPECT_EQ(gradients(), alone[0]);

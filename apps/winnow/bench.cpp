@@ -248,8 +248,12 @@ Examples:
   winnow bench
   winnow bench --operation index_topk --threads 1
   winnow bench --all "index_scores rows=16 keys=4096 dtype=bf16"
-  winnow bench --json "index_scores rows=16 keys=32768" | jq .ms)");
-  command->callback([options] { run(*options); });
+  winnow bench --json "index_scores rows=16 keys=32768" | jq .ms
+  winnow bench train                   a training step with index sharing and recomputation)");
+  add_bench_train(*command);
+  command->callback([command, options] {
+    if (command->get_subcommands().empty()) run(*options);
+  });
 }
 
 }  // namespace winnow::app

@@ -13,6 +13,7 @@ void add_info(CLI::App& app);
 void add_why(CLI::App& app);
 void add_check(CLI::App& app);
 void add_bench(CLI::App& app);
+void add_bench_train(CLI::App& bench);  // of "bench"
 void add_train(CLI::App& app);
 void add_generate(CLI::App& app);
 void add_demo(CLI::App& app);

@@ -36,6 +36,7 @@ void Layer::targets(const Rows& rows, const Keys& keys, const Tensor& lse, const
 
 double Layer::sparse_loss(const Tensor& x, const Rows& rows, const Keys& keys,
                           const LayerOptions& options, const Kept& kept, Memory& memory) const {
+  const Timed timed(memory.index_seconds);
   const Tensor& ids = kept.core.selected.topk_indices;
   targets(rows, keys, kept.core.lse, kept, memory);
   IndexLossArgs loss;
@@ -70,6 +71,7 @@ double Layer::sparse_loss(const Tensor& x, const Rows& rows, const Keys& keys,
 
 double Layer::dense_loss(const Tensor& x, const Rows& rows, const Keys& keys,
                          const LayerOptions& options, const Kept& kept, Memory& memory) const {
+  const Timed timed(memory.index_seconds);
   fit_index_gradients(rows, memory);
   DenseIndexLossArgs a;
   a.index_query = memory.index_query;

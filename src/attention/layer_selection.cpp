@@ -33,6 +33,7 @@ void Layer::make_selection(const Tensor& x, const Rows& rows, const LayerOptions
     if (options.selects()) kept.core.selected = reuse(options.reused, rows);
     return;
   }
+  const Timed timed(memory.index_seconds);
   indexer_->forward(x, projection_->indexer_input(x, kept), rows, kept.cache, memory);
   if (!options.selects()) return;
   kept.core.selected =

@@ -1,6 +1,7 @@
 // What one pass through the layers has in common: its rows, the keys they add, shared memory.
 #pragma once
 
+#include <chrono>
 #include <span>
 
 #include "attention/buffer.h"
@@ -49,9 +50,26 @@ struct Memory {
   Buffer index_query, index_weights, k_projected, k_mean, k_scale;
   Buffer index_query_data, index_query_scale, selection_scores;  // MXFP8
   Buffer topk_scores, target, kl, d_scores, d_index_query, d_index_key, d_index_weights, d_k;
-  std::int64_t selections = 0;  // how often an indexer has scored and selected
+  // What indexers have done: scored and selected, so often; and the time of that, of their
+  // projections and of their losses with gradients.
+  std::int64_t selections = 0;
+  double index_seconds = 0;
   // A second, dense attention that measures what the selection catches.
   Buffer dense_attended, dense_lse;
+};
+
+// Adds the time that it lives to a sum.
+class Timed {
+ public:
+  explicit Timed(double& seconds) : seconds_(seconds), begin_(Clock::now()) {}
+  ~Timed() { seconds_ += std::chrono::duration<double>(Clock::now() - begin_).count(); }
+  Timed(const Timed&) = delete;
+  Timed& operator=(const Timed&) = delete;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  double& seconds_;
+  const Clock::time_point begin_;
 };
 
 // Calls an operation with a workspace from `scratch`.

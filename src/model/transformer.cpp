@@ -73,6 +73,10 @@ void check_mtp_tokens(const Batch& batch, std::size_t depths, const ModelConfig&
   }
 }
 
+IndexRuns indexers_so_far(const BlockMemory& memory) {
+  return {memory.attention.selections, 0, memory.attention.index_seconds};
+}
+
 std::int64_t count_targets(const std::vector<std::int32_t>& targets) {
   return std::count_if(targets.begin(), targets.end(), [](std::int32_t t) { return t >= 0; });
 }
@@ -196,7 +200,11 @@ ParameterList& Transformer::parameters() { return network_->parameters; }
 
 StepResult Transformer::step(const Batch& batch, const StepOptions& options) {
   StepResult result = forward(batch, options, network_->own_pass);
-  if (network_->own_pass.state_->ran) result.index_runs.replay = backward(network_->own_pass);
+  if (network_->own_pass.state_->ran) {
+    const IndexRuns again = backward(network_->own_pass);
+    result.index_runs.replay = again.replay;
+    result.index_runs.seconds += again.seconds;
+  }
   return result;
 }
 
@@ -213,7 +221,7 @@ StepResult Transformer::forward(const Batch& batch, const StepOptions& options, 
   if (warmup) depths = mtp_calls_that_compute(net.config);
   check_mtp_tokens(batch, depths, net.config, !warmup);
 
-  const std::int64_t before = net.memory.attention.selections;
+  const IndexRuns before = indexers_so_far(net.memory);
   const attention::ForwardSharing::Scope scope(state.sharing);
   std::vector<attention::LayerResult> results;
   const std::int64_t rows = state.rows.count(), hidden = net.config.attention.hidden_size;
@@ -239,7 +247,8 @@ StepResult Transformer::forward(const Batch& batch, const StepOptions& options, 
   }
 
   result.tokens = count_targets(batch.targets);
-  result.index_runs.forward = net.memory.attention.selections - before;
+  const IndexRuns after = indexers_so_far(net.memory);
+  result.index_runs = {after.forward - before.forward, 0, after.seconds - before.seconds};
   if (state.layer.index_loss || warmup) result.index_kl = index_kl_of(net.config, results);
   for (const attention::LayerResult& r : results) {
     if (options.measure_selection) result.attention_mass_caught.push_back(r.attention_mass_caught);
@@ -249,12 +258,12 @@ StepResult Transformer::forward(const Batch& batch, const StepOptions& options, 
   return result;
 }
 
-std::int64_t Transformer::backward(Pass& pass) {
+IndexRuns Transformer::backward(Pass& pass) {
   Network& net = *network_;
   PassState& state = *pass.state_;
   WINNOW_CHECK(kName, state.ran, "a pass goes backward once, after a forward with backward set");
   state.ran = false;
-  const std::int64_t before = net.memory.attention.selections;
+  const IndexRuns before = indexers_so_far(net.memory);
   const std::int64_t rows = state.rows.count(), hidden = net.config.attention.hidden_size;
   const Tensor& d_stream = state.d_stream.fit(net.dtype, {rows, hidden});
   if (state.depths_ran > 0 && net.config.mtp_shared_components.latent_kv) {
@@ -268,7 +277,8 @@ std::int64_t Transformer::backward(Pass& pass) {
   net.head->normalise_backward(state.end, state.scale, state.d_normed[0], d_stream);
   for (std::size_t n = net.layers(); n-- > 0;) net.call_block_backward(n, state, d_stream);
   nn::embedding_backward(state.batch->tokens, d_stream, net.embedding.grad);
-  return net.memory.attention.selections - before;
+  const IndexRuns after = indexers_so_far(net.memory);
+  return {0, after.forward - before.forward, after.seconds - before.seconds};
 }
 
 Array Transformer::log_probabilities(const Batch& batch, AttentionMode mode) {

@@ -42,10 +42,11 @@ struct StepOptions {
   Recompute recompute;             // of a pass with backward; changes no bit
 };
 
-// How often indexers scored all keys and selected.
+// How often indexers scored all keys and selected, and the time of all that they do.
 struct IndexRuns {
   std::int64_t forward = 0;
   std::int64_t replay = 0;  // again, in replays
+  double seconds = 0;
 };
 
 struct StepResult {
@@ -96,10 +97,10 @@ class Transformer {
 
   // The same in two halves, with as many micro-batches in flight as there are passes: the losses
   // and the gradients of output head and indexers come with the forward, the rest with the backward,
-  // which must find the batch and the weights as they were. A backward ends the pass, and says how
-  // often an indexer ran again in its replays.
+  // which must find the batch and the weights as they were. A backward ends the pass, and says what
+  // indexers did again in its replays.
   StepResult forward(const Batch& batch, const StepOptions& options, Pass& pass);
-  std::int64_t backward(Pass& pass);
+  IndexRuns backward(Pass& pass);
 
   // Log-probabilities [rows, vocab_size] of the next token for every row: the training forward.
   Array log_probabilities(const Batch& batch, attention::AttentionMode mode);

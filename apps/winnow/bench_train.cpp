@@ -1,0 +1,145 @@
+// winnow bench train: what index sharing and recomputation do to a training step: time, the
+// indexer's part of it, and how often an indexer selects, first and again in replays.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <nlohmann/json.hpp>
+
+#include "apps/winnow/commands.h"
+#include "bench/training_step.h"
+#include "winnow/threads.h"
+
+namespace winnow::app {
+namespace {
+
+using model::Recompute;
+
+struct Options {
+  std::int64_t layers = 8, context = 1024, topk = 128;
+  int repeat = 3;
+  bool json = false;
+};
+
+struct Line {
+  std::string variant;
+  std::int64_t topk_freq = 1, computing = 0;
+  double step_ms = 0, indexer_ms = 0;  // medians
+  model::IndexRuns runs;               // of one step
+};
+
+Line measure(const Options& options, std::string variant, std::int64_t topk_freq,
+             const Recompute& recompute) {
+  const bench::Problem problem = bench::Problem::parse(
+      fmt::format("training_step attention=sparse sequences=1 layers={} context={} topk={}",
+                  options.layers, options.context, options.topk));
+  model::ModelConfig config = bench::training_step_config(problem);
+  config.sharing.topk_freq = topk_freq;
+  model::Transformer transformer(config, DType::kF32, 1);
+  const model::Batch batch = bench::training_step_batch(problem, config);
+  model::StepOptions step;
+  step.mode = attention::AttentionMode::kSparse;
+  step.loss_scale = step.index_loss_scale = 1 / static_cast<double>(options.context);
+  step.recompute = recompute;
+
+  Line line;
+  line.variant = std::move(variant);
+  line.topk_freq = topk_freq;
+  line.computing = static_cast<std::int64_t>(model::index_layers(config).size());
+  std::vector<double> steps, indexers;
+  using Clock = std::chrono::steady_clock;
+  for (int run = -1; run < options.repeat; ++run) {  // the first brings memory and caches
+    transformer.parameters().zero_grad();
+    const Clock::time_point begin = Clock::now();
+    const model::StepResult result = transformer.step(batch, step);
+    const double ms = std::chrono::duration<double, std::milli>(Clock::now() - begin).count();
+    line.runs = result.index_runs;
+    if (run < 0) continue;
+    steps.push_back(ms);
+    indexers.push_back(result.index_runs.seconds * 1e3);
+  }
+  const auto median = [](std::vector<double>& ms) {
+    std::sort(ms.begin(), ms.end());
+    return ms[ms.size() / 2];
+  };
+  line.step_ms = median(steps);
+  line.indexer_ms = median(indexers);
+  return line;
+}
+
+void report(const Options& options, const Line& line, const Line& base) {
+  const double share = line.indexer_ms / base.indexer_ms;
+  if (options.json) {
+    fmt::print("{}\n", nlohmann::ordered_json{{"variant", line.variant},
+                                              {"topk_freq", line.topk_freq},
+                                              {"layers", options.layers},
+                                              {"computing_layers", line.computing},
+                                              {"context", options.context},
+                                              {"topk", options.topk},
+                                              {"threads", num_threads()},
+                                              {"step_ms", line.step_ms},
+                                              {"indexer_ms", line.indexer_ms},
+                                              {"indexer_share_of_first", share},
+                                              {"index_runs_forward", line.runs.forward},
+                                              {"index_runs_replay", line.runs.replay}}
+                           .dump());
+  } else {
+    fmt::print("{:<40}{:>10.1f}{:>12.1f}{:>10.2f}{:>10}{:>10}\n", line.variant, line.step_ms,
+               line.indexer_ms, share, line.runs.forward, line.runs.replay);
+  }
+  std::fflush(stdout);
+}
+
+void run(const Options& options) {
+  if (!options.json) {
+    fmt::print("{} layers over one sequence of {} tokens, topk {}, {} thread{}\n\n", options.layers,
+               options.context, options.topk, num_threads(), num_threads() == 1 ? "" : "s");
+    fmt::print("{:<40}{:>10}{:>12}{:>10}{:>10}{:>10}\n", "", "step ms", "indexer ms", "of first",
+               "selects", "again");
+  }
+  Line base;
+  for (const std::int64_t topk_freq : {1, 2, 4}) {
+    const Line line = measure(options, fmt::format("topk_freq {}", topk_freq), topk_freq, {});
+    if (topk_freq == 1) base = line;
+    report(options, line, base);
+  }
+  Recompute full, reuse;
+  full.full = reuse.full = reuse.reuse_checkpoint_topk = true;
+  report(options, measure(options, "recompute full", 1, full), base);
+  report(options, measure(options, "recompute full, reuse_checkpoint_topk", 1, reuse), base);
+}
+
+}  // namespace
+
+void add_bench_train(CLI::App& bench) {
+  CLI::App* command =
+      bench.add_subcommand("train", "a training step with index sharing and with recomputation");
+  const auto options = std::make_shared<Options>();
+  const auto count = [&](const char* name, std::int64_t& value, const char* text) {
+    command->add_option(name, value, text)
+        ->type_name("N")
+        ->check(CLI::Range(1, 1 << 20).description(""))
+        ->capture_default_str();
+  };
+  count("--layers", options->layers, "layers of the model");
+  count("--context", options->context, "tokens of the step");
+  count("--topk", options->topk, "keys that the indexer selects");
+  command->add_option("--repeat", options->repeat, "timed steps of each line")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1000).description(""))
+      ->capture_default_str();
+  command->add_flag("--json", options->json, "one JSON object per line instead of a table");
+  add_threads_option(*command);
+  command->footer(
+      R"(Columns: ms are medians. indexer is all that indexers do in a step: projections, scores, selection,
+loss and its gradient, in replays too; of first is its share of the first line's. selects counts
+selections of the forward, again those of replays.
+
+Examples:
+  winnow bench train
+  winnow bench train --layers 16 --context 4096 --threads 1
+  winnow bench train --json | jq .indexer_share_of_first)");
+  command->callback([options] { run(*options); });
+}
+
+}  // namespace winnow::app
