@@ -31,7 +31,7 @@ const Pairs kPairs = {5000, 4000, 300};
 
 double core_of(const PlanConfig& c) { return layer_flops(c, 1, 0, kTokens, kPairs).index_core; }
 
-TEST(Flops, PairsAreCountedExactly) {
+TEST(Flops, O1O4CausalPairsAndSelectedPairs) {
   const Pairs ten = exact_pairs(Lengths{10}, 4, {});
   EXPECT_EQ(ten.visible, 55);
   EXPECT_EQ(ten.selected, 34);
@@ -118,7 +118,7 @@ TEST(Flops, GroupedQueryAttentionByItsFormula) {
 
 // Token terms 2 and 4; core 2 without the loss, 6 with the dense one, and with the sparse one 4 more
 // for what is selected.
-TEST(Flops, TheIndexersFactors) {
+TEST(Flops, O2TheIndexersFactors) {
   const double heads = 3, dim = 8, unit = heads * dim;
   const double linear = 7 * heads * dim + 12 * dim + 12 * heads;
   const PlanConfig off = tiny(AttentionMode::kSparse, false);
@@ -142,7 +142,7 @@ TEST(Flops, AWarmupCountsTheModelOnce) {
   EXPECT_EQ(loss_flops(tiny(AttentionMode::kWarmup), kTokens).loss, 0);
 }
 
-TEST(Flops, SharingLeavesOutTheIndexersOfOtherLayers) {
+TEST(Flops, O4SharingLeavesOutTheIndexersOfOtherLayers) {
   PlanConfig c = tiny();
   c.model.layers = 78;
   const Flops every = model_flops(c, kTokens, kPairs);

@@ -254,6 +254,20 @@ TEST(PlanOptions, AreReadByName) {
                        "\"plan.machin\" is not an option; did you mean plan.machine?"}));
 }
 
+// What a stage holds is asked of its own layers: none needs to own the first one.
+TEST(Plan, F13EveryStageStandsForItself) {
+  PlanConfig c = good();
+  c.pp = 4;
+  Rules strict;
+  const Plan plan = make_plan(c, check(c, strict));
+  ASSERT_EQ(plan.stages.size(), 4u);
+  for (std::size_t s = 1; s < 3; ++s) {  // alike but for their number
+    EXPECT_EQ(plan.stages[s].flops.total(), plan.stages[1].flops.total());
+    EXPECT_EQ(plan.stages[s].memory.parameters, plan.stages[1].memory.parameters);
+    EXPECT_EQ(plan.stages[s].computing.size(), 2u);
+  }
+}
+
 TEST(PlanPicture, EveryLayerHasACell) {
   PlanConfig c = good();
   c.model.mtp_depths = 3;

@@ -69,6 +69,26 @@ TEST(TrainConfig, APlanMayLeaveOutWhatOnlyARunNeeds) {
   EXPECT_EQ(all.violations().size(), 4u + 2 * 3);
 }
 
+// What lies inside an object that is not there is not missed, too.
+TEST(TrainConfig, AMissingObjectIsSaidOnce) {
+  const auto broken = [](const json& object) {
+    Rules all(Rules::Mode::kCollect);
+    read_train_config(object, Purpose::kRun, all);
+    std::string texts;
+    for (const Violation& v : all.violations()) texts += v.text() + "\n";
+    return texts;
+  };
+  for (const char* key : {"model", "data", "stages"}) {
+    json changed = run();
+    changed.erase(key);
+    EXPECT_EQ(broken(changed), fmt::format("{} is required and has no default\n", key));
+  }
+  json changed = run();
+  changed["model"] = 3;
+  EXPECT_EQ(broken(changed), "model must be an object, got 3\n");
+  EXPECT_EQ(broken(json::array({1})), "the configuration must be a JSON object, got [...]\n");
+}
+
 TEST(TrainConfig, WrittenAndReadAgainIsTheSame) {
   const TrainConfig c = read_train_config(run());
   const json written = write_train_config(c);

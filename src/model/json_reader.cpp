@@ -23,10 +23,19 @@ std::string list(const std::vector<std::string>& names) {
   return text;
 }
 
+// What stands for an object that could not be read.
+const nlohmann::json& nothing() {
+  static const nlohmann::json none = nlohmann::json::object();
+  return none;
+}
+
 }  // namespace
 
 JsonReader::JsonReader(const nlohmann::json& object, std::string path, Rules& rules)
-    : object_(object), path_(std::move(path)), rules_(rules) {
+    : object_(object),
+      path_(std::move(path)),
+      rules_(rules),
+      silent_(!object.is_object() || &object == &nothing()) {
   rules.require(object.is_object(), path_.empty() ? "the configuration" : path_, shown(object), "",
                 "must be a JSON object");
 }
@@ -47,10 +56,10 @@ const nlohmann::json* JsonReader::get(const std::string& key, bool (*fits)(const
                                       const char* kind) {
   const nlohmann::json* value = find(key);
   if (value != nullptr && fits(*value)) return value;
-  if (value == nullptr) {
-    rules_.require(false, full(key), "", "", "is required and has no default");
-  } else {
+  if (value != nullptr) {
     rules_.require(false, full(key), shown(*value), "", "must be {}", kind);
+  } else {
+    rules_.require(silent_, full(key), "", "", "is required and has no default");
   }
   rules_.unread(full(key));
   return nullptr;
@@ -84,10 +93,9 @@ bool JsonReader::boolean(const std::string& key) {
 }
 
 const nlohmann::json& JsonReader::object(const std::string& key) {
-  static const nlohmann::json none = nlohmann::json::object();
   const nlohmann::json* value = get(
       key, [](const nlohmann::json& v) { return v.is_object(); }, "an object");
-  return value == nullptr ? none : *value;
+  return value == nullptr ? nothing() : *value;
 }
 
 const nlohmann::json& JsonReader::array(const std::string& key) {

@@ -59,6 +59,7 @@ class JsonReader {
   const nlohmann::json& object_;
   const std::string path_;
   Rules& rules_;
+  const bool silent_;  // there is no object, which has been said
   std::vector<std::string> known_;
 };
 
