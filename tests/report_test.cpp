@@ -11,10 +11,11 @@ namespace {
 
 class ReportTest : public FolderTest {
  protected:
-  Report make() {
+  Report make(const nlohmann::json& changes = {}) {
     const std::string text = write("text.txt", tiny_text(3000));
     nlohmann::json config = tiny_run(text, folder_ / "out");
     config["validate_every"] = 3;
+    if (!changes.is_null()) config.merge_patch(changes);
     Trainer trainer(read_train_config(config), Begin::kNew);
     EXPECT_TRUE(trainer.run({}));
     Report report;
@@ -52,6 +53,22 @@ TEST_F(ReportTest, ThePageStandsAloneAndEscapesItsText) {
   EXPECT_EQ(count("<svg"), count("</svg>"));
   EXPECT_EQ(count("<svg"), 3 + 2);  // loss, divergence, layers; a picture of each layer
   EXPECT_EQ(count("<div"), count("</div>"));
+}
+
+// Two more charts, in which a layer that reuses indices has no line of its own selection.
+TEST_F(ReportTest, TheHealthOfIndexersIsDrawnWhereItWasMeasured) {
+  Report report = make({{"health_every", 2}, {"model", {{"topk_freq", 2}}}});
+  const std::string page = report_html(report);
+  for (nlohmann::json& line : report.metrics) line.erase("health");
+  EXPECT_FALSE(has(report_html(report), "The indexers while they trained"));
+  EXPECT_TRUE(has(page, "selected 2 steps before"));
+  EXPECT_FALSE(has(page, "nan"));
+  const std::string share = page.substr(page.find("The indexers while they trained"));
+  const std::string caught = share.substr(0, share.find("</svg>")),
+                    kept = share.substr(share.find("</svg>") + 6);
+  EXPECT_TRUE(has(caught, ">layer 1<"));
+  EXPECT_TRUE(has(kept.substr(0, kept.find("</svg>")), ">layer 0<"));
+  EXPECT_FALSE(has(kept.substr(0, kept.find("</svg>")), ">layer 1<"));
 }
 
 TEST_F(ReportTest, TheSummaryHoldsWhatWasMeasured) {

@@ -210,5 +210,24 @@ TEST_F(TrainSharing, E2CheckpointsHoldIndexWeightsOfComputingLayersAlone) {
   EXPECT_TRUE(has(refused(more), other));
 }
 
+// The example of the training guide, with few and short steps.
+TEST_F(TrainSharing, TheExampleTrains) {
+  const std::filesystem::path source = WINNOW_SOURCE_DIR;
+  json config = read_config_file(source / "examples/mtp_sharing.json");
+  config["data"]["path"] = source / "data/kjv.txt";
+  config["data"]["context"] = 160;
+  config["data"]["validation_windows"] = 1;
+  config["output"] = folder_ / "out";
+  config["health_every"] = 2;
+  for (json& stage : config["stages"]) {
+    stage["steps"] = 2;
+    stage["warmup_steps"] = 1;
+  }
+  EXPECT_TRUE(run(config, Begin::kNew));
+  const std::vector<json> lines = curve("out");
+  EXPECT_EQ(lines.back()["health"]["attention_mass_caught"].size(), 8u);
+  EXPECT_EQ(lines[0]["mtp_loss"].size(), 2u);
+}
+
 }  // namespace
 }  // namespace winnow::train
