@@ -126,9 +126,9 @@ TEST(Sharing, E10NothingOfAnEarlierForwardIsLeft) {
             numbers(fresh.log_probabilities(second, AttentionMode::kSparse)));
 }
 
-// E1, E4: what a layer does follows from the call and not from what it owns: a layer with an indexer
-// that is told to reuse runs none and leaves its own selection alone; one without an indexer attends
-// to topk keys, not to all; one without either says so.
+// E1, E4: what a layer does follows from the call and not from what it owns: a layer with an
+// indexer that is told to reuse runs none and leaves its own selection alone; one without an
+// indexer attends to topk keys, not to all; one without either says so.
 TEST(Sharing, E1TheRoleIsOfTheCall) {
   using namespace attention;
   const AttentionConfig config = tiny_mla();

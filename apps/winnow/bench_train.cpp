@@ -131,9 +131,9 @@ void add_bench_train(CLI::App& bench) {
   command->add_flag("--json", options->json, "one JSON object per line instead of a table");
   add_threads_option(*command);
   command->footer(
-      R"(Columns: ms are medians. indexer is all that indexers do in a step: projections, scores, selection,
-loss and its gradient, in replays too; of first is its share of the first line's. selects counts
-selections of the forward, again those of replays.
+      R"(Columns: ms are medians. indexer is all that indexers do in a step: projections, scores,
+selection, loss and its gradient, in replays too; of first is its share of the first line's. selects
+counts selections of the forward, again those of replays.
 
 Examples:
   winnow bench train

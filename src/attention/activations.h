@@ -1,6 +1,6 @@
 // What a layer keeps of a pass from its forward to its backward. Layers hold weights and nothing of
-// a pass, so one layer may serve several: micro-batches in flight, depths of multi-token prediction,
-// the replay of a recomputed layer.
+// a pass, so one layer may serve several: micro-batches in flight, depths of multi-token
+// prediction, the replay of a recomputed layer.
 //
 // The groups are what recomputation may drop: a pass then lends all layers one and the same group,
 // and fills it again before a layer's backward (Layer::replay).
@@ -14,8 +14,8 @@ namespace winnow::attention {
 struct Selection {
   Tensor topk_indices, topk_lengths;  // int32 [rows, topk], [rows]; empty: all visible keys
   Tensor starts, ends;                // the ranges that it was made for
-  // Every row attends to a key. True lets the backward skip the masking of empty rows, which changes
-  // no bit; false is always right.
+  // Every row attends to a key. True lets the backward skip the masking of empty rows, which
+  // changes no bit; false is always right.
   bool rows_nonempty = false;
 
   bool empty() const { return topk_indices.empty(); }

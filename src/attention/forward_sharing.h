@@ -1,13 +1,15 @@
 // What the layers of one forward hand to later ones of the same forward:
 //
-// - the indices of a layer that computes them, to the layers that reuse them (layout/index_sharing.h);
+// - the indices of a layer that computes them, to the layers that reuse them
+//   (layout/index_sharing.h);
 // - between the depths of the repeated layer of multi-token prediction: the indices that its first
 //   depth attended to, wherever they came from, and its keys. These lie beside the former and
 //   neither replace nor alias them.
 //
-// Selections travel with their certificate. The state holds views; the pass owns the memory. A state
-// belongs to one forward of one micro-batch: whoever has several in flight has several states. What
-// a call takes it takes as a copy, which its replay uses: later changes of the state never reach it.
+// Selections travel with their certificate. The state holds views; the pass owns the memory. A
+// state belongs to one forward of one micro-batch: whoever has several in flight has several
+// states. What a call takes it takes as a copy, which its replay uses: later changes of the state
+// never reach it.
 #pragma once
 
 #include <map>
@@ -54,8 +56,8 @@ class ForwardSharing {
   // Layers count from 1.
   void publish(std::int64_t layer, const Selection& selection);
   bool holds(std::int64_t layer) const { return by_layer_.contains(layer); }
-  // What `layer` attends to by the rule: its source's selection. Throws, with layer, source and what
-  // is there, if the source has published nothing in this forward.
+  // What `layer` attends to by the rule: its source's selection. Throws, with layer, source and
+  // what is there, if the source has published nothing in this forward.
   Selection reused_by(std::int64_t layer) const;
 
   // Inside a Depth of `layer`.

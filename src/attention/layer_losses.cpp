@@ -1,5 +1,5 @@
-// What the indexer of a layer learns from, and how well it does: its losses with their gradients, and
-// the share of the dense attention that a selection catches.
+// What the indexer of a layer learns from, and how well it does: its losses with their gradients,
+// and the share of the dense attention that a selection catches.
 #include "attention/layer.h"
 #include "base/numbers.h"
 #include "base/row_range.h"

@@ -2,8 +2,8 @@
 // 1, as pipeline layouts and messages do; multi-token prediction is layer layers + 1.
 //
 // With o = max(skip_topk_offset, 1), the layers 1 to o compute, then every topk_freq-th after o:
-// offset 3 and frequency 4 give 1, 2, 3, 7, 11, 15. Every other layer reuses the indices of the last
-// one before it that computes.
+// offset 3 and frequency 4 give 1, 2, 3, 7, 11, 15. Every other layer reuses the indices of the
+// last one before it that computes.
 #pragma once
 
 #include <cstdint>

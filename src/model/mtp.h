@@ -1,11 +1,13 @@
 // Multi-token prediction: one more layer that looks one token further each time it is applied.
 //
 //   h_0 = normed end of the last layer
-//   x = eh_proj . [enorm(embedding of the token d + 1 ahead) | hnorm(h_d)]       depth d = 0, 1, ...
-//   h_(d+1) = norm(block(x))                 logits = output head of h_(d+1), for the token d + 2 ahead
+//   x = eh_proj . [enorm(embedding of the token d + 1 ahead) | hnorm(h_d)]     depth d = 0, 1, ...
+//   h_(d+1) = norm(block(x))
+//   logits = output head of h_(d+1), for the token d + 2 ahead
 //
-// Embedding table and output head are the model's. Weights have the names of DeepSeek's checkpoints:
-// model.layers.N.{enorm, hnorm, eh_proj, shared_head.norm} beside those of a block, N = layers.
+// Embedding table and output head are the model's. Weights have the names of DeepSeek's
+// checkpoints: model.layers.N.{enorm, hnorm, eh_proj, shared_head.norm} beside those of a block, N
+// = layers.
 #pragma once
 
 #include "model/block.h"

@@ -9,8 +9,8 @@
 
 namespace winnow::model {
 
-// One call of a block: of layer n, or of a depth of multi-token prediction. It holds a copy of its own
-// of all that its replay and its backward read, whatever becomes of the sharing state.
+// One call of a block: of layer n, or of a depth of multi-token prediction. It holds a copy of its
+// own of all that its replay and its backward read, whatever becomes of the sharing state.
 struct BlockCall {
   Buffer input;  // [rows, hidden]
   BlockActivations kept;

@@ -1,5 +1,5 @@
-// What a training step does not keep from forward to backward but makes again, and where the parts of
-// a block lie then. Gradients have the same bits with any choice.
+// What a training step does not keep from forward to backward but makes again, and where the parts
+// of a block lie then. Gradients have the same bits with any choice.
 //
 // The first call of a block (FIRST_FORWARD) makes everything, the indexer's loss and its gradient
 // included; the replay before its backward (REPLAY) makes again what was dropped, and never a loss.

@@ -13,15 +13,15 @@
 
 namespace winnow::model {
 
-// Rows of one micro-batch: packed sequences; what a row sees is said by `ranges`, whose keys are the same
-// rows.
+// Rows of one micro-batch: packed sequences; what a row sees is said by `ranges`, whose keys are
+// the same rows.
 struct Batch {
   std::vector<std::int32_t> tokens;     // [rows]
   std::vector<std::int32_t> targets;    // [rows], the next token; -1: no loss
   std::vector<std::int32_t> positions;  // [rows], inside the row's sequence
   RowRanges ranges;
-  // For multi-token prediction, [depths][rows]: the token that depth d reads beside the row's state,
-  // and the one that it is to predict (-1: no loss).
+  // For multi-token prediction, [depths][rows]: the token that depth d reads beside the row's
+  // state, and the one that it is to predict (-1: no loss).
   std::vector<std::vector<std::int32_t>> mtp_tokens, mtp_targets;
 };
 
@@ -96,9 +96,9 @@ class Transformer {
   StepResult step(const Batch& batch, const StepOptions& options);
 
   // The same in two halves, with as many micro-batches in flight as there are passes: the losses
-  // and the gradients of output head and indexers come with the forward, the rest with the backward,
-  // which must find the batch and the weights as they were. A backward ends the pass, and says what
-  // indexers did again in its replays.
+  // and the gradients of output head and indexers come with the forward, the rest with the
+  // backward, which must find the batch and the weights as they were. A backward ends the pass, and
+  // says what indexers did again in its replays.
   StepResult forward(const Batch& batch, const StepOptions& options, Pass& pass);
   IndexRuns backward(Pass& pass);
 
@@ -106,8 +106,8 @@ class Transformer {
   Array log_probabilities(const Batch& batch, attention::AttentionMode mode);
 
   // The selection that each layer attended to in the last step or call, int32 [rows, topk]; layers
-  // that reuse one show that of their source. No tensors where nothing was selected (dense mode, and
-  // a warm-up that does not measure); empty ones where recomputation dropped them.
+  // that reuse one show that of their source. No tensors where nothing was selected (dense mode,
+  // and a warm-up that does not measure); empty ones where recomputation dropped them.
   std::vector<Tensor> selections() const;
   // What each layer certified of them: that every row attends to a key.
   std::vector<bool> certificates() const;

@@ -3,7 +3,7 @@
 //   OUTPUT/checkpoints/step-00000400/config.json            the model's configuration
 //                                    model.safetensors      its weights
 //                                    optimizer.safetensors  moments and step counts
-//                                    health.safetensors     selections of the last measurement, if any
+//                                    health.safetensors     selections measured last, if any
 //                                    trainer.json           step, text, and the run's configuration
 //
 // A checkpoint is written into a hidden folder, brought to the disk, and then renamed. The newest

@@ -1,6 +1,6 @@
-// How well the indexers do while they train, on one held-out window that stays the same: how much of
-// the dense attention their selection catches, and how much of it is still the selection of the last
-// measurement. One forward of one window: cheap enough to leave on every some steps.
+// How well the indexers do while they train, on one held-out window that stays the same: how much
+// of the dense attention their selection catches, and how much of it is still the selection of the
+// last measurement. One forward of one window: cheap enough to leave on every some steps.
 #pragma once
 
 #include <filesystem>
@@ -26,8 +26,8 @@ class IndexHealth {
  public:
   Health measure(model::Transformer& model, const TextData& data);
 
-  // The selections of the last measurement, for checkpoints: a resumed run measures what an unbroken
-  // one does. Empty before the first.
+  // The selections of the last measurement, for checkpoints: a resumed run measures what an
+  // unbroken one does. Empty before the first.
   std::vector<model::NamedTensor> state() const;
   void restore(const std::filesystem::path& file, const model::ModelConfig& config);
 
