@@ -128,8 +128,8 @@ TEST(Cli, InfoIsOneJsonObject) {
   for (const auto& set : info.at("instruction_sets"))
     EXPECT_EQ(set.at("usable"), set.at("name") == "portable");
   for (const auto& device : info.at("devices"))
-    EXPECT_EQ(device.at("usable"), device.at("kind") == "cpu");
-  EXPECT_TRUE(has(winnow("info").out, "device cuda       not usable: not built"));
+    EXPECT_TRUE(device.at("kind") != "cpu" || device.at("usable") == true);
+  EXPECT_TRUE(has(winnow("info").out, "device cuda"));  // usable or not, and why
 }
 
 TEST(Cli, WhyNamesWhoRunsAndWhyOthersRefuse) {

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <thread>
 
 #include "plan/memory.h"
 #include "plan/plan.h"
@@ -228,7 +229,9 @@ TEST(PlanMemory, AStepTakesWhatWasPlanned) {
   plans[7].model.mtp_shared_components = {true, true};
   plans[7].recompute.full = true;
   for (std::size_t i = 0; i < plans.size(); ++i) {
-    const double planned = memory_of(plans[i]).total(), real = measured(plans[i]);
+    const double planned = memory_of(plans[i]).total();
+    double real = 0;  // in a thread of its own: what a thread keeps for later calls counts, too
+    std::thread([&] { real = measured(plans[i]); }).join();
     EXPECT_NEAR(planned / real, 1, 0.05) << "plan " << i << ": " << planned << " for " << real;
   }
 }

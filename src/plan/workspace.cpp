@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "nn/matmul.h"
 #include "plan/machine.h"
 #include "plan/memory.h"
 #include "winnow/attention_target.h"
@@ -129,6 +130,16 @@ class Shapes {
     gradients(a);
     return dense_index_loss_workspace_bytes(a);
   }
+  // What matrix products keep beside: the largest of the model's, x w^T and the gradient of w.
+  std::int64_t products() const {
+    const model::ModelConfig& m = c_.model;
+    const std::int64_t wide = std::max(m.intermediate_size, m.vocab_size);
+    const Tensor x = shape(c_.dtype, {rows_, m.attention.hidden_size}),
+                 y = shape(c_.dtype, {rows_, wide}),
+                 w = shape(c_.dtype, {wide, m.attention.hidden_size});
+    return std::max(nn::matmul_scratch_bytes(x, w.transposed(), y, false),
+                    nn::matmul_scratch_bytes(y.transposed(), x, w, true));
+  }
 
  private:
   template <class Args>
@@ -162,7 +173,7 @@ double workspace_bytes(const PlanConfig& c, bool indexes) {
   if (indexes && sparse) bytes = std::max(bytes, shapes.selection());
   if (indexes && sparse && c.mode().index_loss) bytes = std::max(bytes, shapes.sparse_loss());
   if (indexes && warmup) bytes = std::max(bytes, shapes.dense_loss());
-  return static_cast<double>(bytes);
+  return static_cast<double>(bytes + shapes.products());
 }
 
 }  // namespace winnow::plan
