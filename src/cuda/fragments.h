@@ -16,10 +16,12 @@ namespace winnow::cuda {
 __host__ __device__ constexpr int padded(int channels) { return (channels + 15) / 16 * 16 + 8; }
 
 // 16 bytes into shared memory, of which the first `bytes` are read and the rest are zeros.
-__device__ inline void copy_async(void* to, const void* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
-               "r"(bytes)
+__device__ inline void copy_async(std::uint32_t to, const void* from, int bytes) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
                : "memory");
+}
+__device__ inline void copy_async(void* to, const void* from, int bytes) {
+  copy_async(shared_address(to), from, bytes);
 }
 __device__ inline void load_matrices(std::uint32_t (&r)[4], const void* row) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

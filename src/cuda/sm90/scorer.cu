@@ -1,5 +1,5 @@
 // The scorer of compute capability 9.0: 32 or 64 heads of 128 channels, keys in one piece; bf16, and FP8
-// and MXFP8, whose codes become bf16 in scratch first, exactly (chunk.h). FP8 also as it is, for who asks
+// and MXFP8, whose codes become bf16 in scratch first, exactly (scorer_codes.h). FP8 also as it is, for who asks
 // for it by name (Products::kE4M3): twice the rate, but FP8's tensor cores add with about 14 bits: 3.1e-4
 // relative error of a score where bf16 has 2.4e-6.
 //
@@ -10,7 +10,7 @@
 // Roles: one warp feeds (TMA); two warpgroups own half of the rows each and both see every tile, so keys
 //   are read once per 8 (16) rows. The columns of a warpgroup are two halves with sums of their own: one
 //   half multiplies while the other is summed. Weights (64 registers) stay for a whole run of tiles.
-// Work: the plan gives each block an equal, contiguous share of the list (block of rows, tile of keys) of
+// Work: the plan (scorer_plan.h) gives each block an equal, contiguous share of the list (block of rows, tile of keys) of
 //   each chunk of keys, so ragged and causal rows balance. A score does not depend on where its tile
 //   landed.
 // Shared memory: 128 KB of queries, five stages of 16 KB of keys; of codes 64 KB and ten of 8 KB.
@@ -19,19 +19,18 @@
 //   over b ascending; their sum; dot_scale; the scales of row and key.
 // Floor: 2 * heads * dim FLOPs per score at the rate of wgmma; 8.7 ms for 4096 x 131072 x 64 x 128 at the
 //   1.98 GHz that an H200 does not hold under this load (1.5 GHz: 11 ms). Bound by it and by power.
-#include "cuda/chunk.h"
 #include "cuda/mma.h"
 #include "cuda/sm90/scorer.h"
+#include "cuda/sm90/scorer_codes.h"
+#include "cuda/sm90/scorer_plan.h"
 #include "cuda/sm90/tma.h"
 #include "cuda/sm90/wgmma.h"
 
 namespace winnow::cuda::sm90 {
 namespace {
 
-constexpr int kKeys = 64, kWarpgroups = 2, kThreads = 128 * (1 + kWarpgroups);
+constexpr int kWarpgroups = 2, kThreads = 128 * (1 + kWarpgroups);
 constexpr int kFeedRegisters = 40, kMathRegisters = 232;
-constexpr std::int64_t kChunkTiles =
-    4096;  // that all rows see before the next: they stay in the L2
 
 template <class T, int kHeads_>  // T: BF16 or E4M3
 struct Shape {
@@ -53,90 +52,6 @@ struct Shape {
   static_assert(kBytes <= 232448 && kColumns == 256);
   // setmaxnreg waits forever for registers that the block was not launched with.
   static_assert(kFeedRegisters + kWarpgroups * kMathRegisters <= 65536 / 128);
-};
-
-// ---- the plan -------------------------------------------------------------------------------------
-// Of each chunk of keys: for every block of rows, the tiles before it and its first one; [blocks + 1].
-__global__ void __launch_bounds__(1024)
-    plan_kernel(const __grid_constant__ Scorer s, int rows_of_block, int blocks, int2* plan) {
-  __shared__ int sums[1024];
-  const int t = threadIdx.x;
-  const std::int64_t first = s.first_key / kKeys + blockIdx.x * kChunkTiles;
-  const std::int64_t last = first + kChunkTiles;
-  plan += static_cast<std::int64_t>(blockIdx.x) * (blocks + 1);
-  int before = 0;
-  for (int base = 0; base <= blocks; base += 1024) {
-    const int block = base + t;
-    std::int64_t start = INT64_MAX, end = 0;
-    for (int r = 0; r < rows_of_block && block < blocks; ++r) {
-      const std::int64_t row = s.first_row + static_cast<std::int64_t>(block) * rows_of_block + r;
-      if (row >= s.last_row) break;
-      const Range visible = s.visible(row);
-      if (visible.length() == 0) continue;
-      start = min(start, visible.start);
-      end = max(end, visible.end);
-    }
-    const std::int64_t from = max(start / kKeys, first);
-    const std::int64_t to = min((end + kKeys - 1) / kKeys, last);
-    const int n = to > from ? static_cast<int>(to - from) : 0;
-    sums[t] = n;
-    __syncthreads();
-    for (int d = 1; d < 1024; d *= 2) {
-      const int x = t >= d ? sums[t - d] : 0;
-      __syncthreads();
-      sums[t] += x;
-      __syncthreads();
-    }
-    if (block <= blocks) plan[block] = make_int2(before + sums[t] - n, static_cast<int>(from));
-    before += sums[1023];
-    __syncthreads();
-  }
-}
-
-struct Plan {
-  const int2* entries;
-  int chunks, blocks;
-};
-
-// A run of tiles of one block of rows.
-struct Run {
-  int block, tile, tiles;
-};
-
-// Walks this block's share of the plan; every warp walks it alike.
-class Walk {
- public:
-  __device__ explicit Walk(const Plan& plan) : plan_(plan) {}
-  __device__ bool next(Run& run) {
-    while (position_ >= end_) {
-      if (++chunk_ >= plan_.chunks) return false;
-      entries_ = plan_.entries + static_cast<std::int64_t>(chunk_) * (plan_.blocks + 1);
-      const std::int64_t total = __ldg(&entries_[plan_.blocks].x);
-      position_ = static_cast<int>(total * blockIdx.x / gridDim.x);
-      end_ = static_cast<int>(total * (blockIdx.x + 1) / gridDim.x);
-      int low = 0, high = plan_.blocks;  // the last block that begins at or before the position
-      while (high - low > 1) {
-        const int middle = (low + high) / 2;
-        (__ldg(&entries_[middle].x) <= position_ ? low : high) = middle;
-      }
-      block_ = low;
-    }
-    int2 here = __ldg(&entries_[block_]);
-    int stop = __ldg(&entries_[block_ + 1].x);
-    while (stop <= position_) {
-      ++block_;
-      here = __ldg(&entries_[block_]);
-      stop = __ldg(&entries_[block_ + 1].x);
-    }
-    run = {block_, here.y + position_ - here.x, min(stop, end_) - position_};
-    position_ += run.tiles;
-    return true;
-  }
-
- private:
-  const Plan& plan_;
-  const int2* entries_ = nullptr;
-  int chunk_ = -1, block_ = 0, position_ = 0, end_ = 0;
 };
 
 // ---- shared memory --------------------------------------------------------------------------------
@@ -399,54 +314,6 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
 }
 
-// ---- codes as bf16 --------------------------------------------------------------------------------
-constexpr int kChunks = kScorerDim / 8, kGroups = kScorerDim / 32;  // of a head or key
-
-// The codes of a row's heads, [rows][heads][128], and the exponent of its largest scale; a block a row.
-__global__ void __launch_bounds__(256)
-    widen_queries(const __grid_constant__ Scorer s, uint4* to, std::int32_t* exponent) {
-  const std::int64_t row = s.first_row + blockIdx.x;
-  const E8M0* scales = s.query_scale + row * s.query_scale_row;
-  __shared__ int largest;
-  if (threadIdx.x == 0) largest = 0;
-  __syncthreads();
-  if (s.query_scale != nullptr) {
-    for (int h = threadIdx.x; h < s.heads; h += blockDim.x)
-      atomicMax(&largest, largest_scale(scales + h * s.query_scale_head, kGroups));
-  }
-  __syncthreads();
-  if (threadIdx.x == 0) exponent[blockIdx.x] = largest - 127;
-  for (int i = threadIdx.x; i < s.heads * kChunks; i += blockDim.x) {
-    const int head = i / kChunks, chunk = i % kChunks;
-    const auto* codes =
-        static_cast<const E4M3*>(s.query) + row * s.query_row + head * s.query_head + 8 * chunk;
-    const std::uint32_t power =
-        s.query_scale == nullptr
-            ? kUnscaled
-            : power_bits(scales[head * s.query_scale_head + chunk / 4], largest);
-    to[static_cast<std::int64_t>(blockIdx.x) * s.heads * kChunks + i] =
-        codes_to_bf16(load_chunk(codes, 8), power);
-  }
-}
-
-// The codes of the call's keys, [keys][128], and the exponents of their largest scales.
-__global__ void __launch_bounds__(256)
-    widen_keys(const __grid_constant__ Scorer s, uint4* to, std::int32_t* exponent) {
-  const std::int64_t i = static_cast<std::int64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
-  const std::int64_t key = s.first_key + i / kChunks;
-  const int chunk = static_cast<int>(i % kChunks);
-  if (key >= s.last_key) return;
-  std::uint32_t power = kUnscaled;
-  if (s.query_scale != nullptr) {
-    const auto* scales = static_cast<const E8M0*>(s.key_scale) + key * s.scale_places.key_stride;
-    const int largest = largest_scale(scales, kGroups);
-    power = power_bits(scales[chunk / 4], largest);
-    if (chunk == 0) exponent[i / kChunks] = largest - 127;
-  }
-  const auto* codes = static_cast<const E4M3*>(s.key) + key * s.places.key_stride + 8 * chunk;
-  to[i] = codes_to_bf16(load_chunk(codes, 8), power);
-}
-
 // ---- the host -------------------------------------------------------------------------------------
 template <class T, int kHeads>
 const Kernel kScore{score_kernel<T, kHeads>, Shape<T, kHeads>::kBytes};
@@ -457,7 +324,6 @@ const Kernel kWidenKeys{widen_keys};
 constexpr std::int64_t kWideRows = 4096, kWideKeys = kChunkTiles * kKeys;
 
 int rows_of_block(int heads) { return heads == 64 ? 8 : 16; }
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 std::int64_t chunks_of(std::int64_t first_key, std::int64_t last_key) {
   return ceil_div(ceil_div(last_key, kKeys) - first_key / kKeys, kChunkTiles);
 }

@@ -10,6 +10,16 @@ constexpr int kScorerDim = 128;  // channels
 // What E4M3 is multiplied as: bf16, which is exact, or itself, by tensor cores that add with about 14 bits.
 enum class Products { kBF16, kE4M3 };
 
+// TMA steps by multiples of 16 bytes, forwards.
+inline Refusal refuse_boxes(const Tensor& query, const Tensor& key) {
+  const std::int64_t step = 16 / dtype_bytes(query.dtype);
+  for (const std::int64_t stride : {query.strides[0], query.strides[1], key.strides[0]}) {
+    if (stride % step != 0) return "rows, heads and keys must lie at multiples of 16 bytes";
+    if (stride <= 0) return "strides must be positive";
+  }
+  return {};
+}
+
 template <class Args>
 Refusal refuse_scorer(const Args& a) {
   const Refusal refusal = cuda::refuse_scorer(a);
@@ -20,28 +30,16 @@ Refusal refuse_scorer(const Args& a) {
   if (q.shape[2] != kScorerDim) return "takes 128 channels";
   if (a.index_key.paged()) return "takes keys in one piece";
   if (q.dtype == DType::kE4M3) return {};
-  // TMA steps by multiples of 16 bytes.
-  if (q.strides[0] % 8 != 0 || q.strides[1] % 8 != 0 || k.strides[0] % 8 != 0) {
-    return "rows, heads and keys must lie at multiples of 16 bytes";
-  }
-  if (q.strides[0] <= 0 || q.strides[1] <= 0 || k.strides[0] <= 0) {
-    return "strides must be positive";
-  }
-  return {};
+  return refuse_boxes(q, k);
 }
 
 template <class Args>
 Refusal refuse_code_scorer(const Args& a) {
   const Refusal refusal = refuse_scorer(a);
   if (!refusal.empty()) return refusal;
-  const Tensor &q = a.index_query, &k = a.index_key.data;
-  if (q.dtype != DType::kE4M3 || !a.index_query_scale.empty())
+  if (a.index_query.dtype != DType::kE4M3 || !a.index_query_scale.empty())
     return "takes FP8 alone, with a scale for each key";
-  if (q.strides[0] % 16 != 0 || q.strides[1] % 16 != 0 || k.strides[0] % 16 != 0)
-    return "rows, heads and keys must lie at multiples of 16 bytes";
-  if (q.strides[0] <= 0 || q.strides[1] <= 0 || k.strides[0] <= 0)
-    return "strides must be positive";
-  return {};
+  return refuse_boxes(a.index_query, a.index_key.data);
 }
 
 // Scratch of a call of `score` over so many rows and keys, at a multiple of 16 bytes. It is bounded.

@@ -89,11 +89,6 @@ __device__ void prepare(const Memory& memory) {
 }
 
 // ---- feed -----------------------------------------------------------------------------------------
-// 16 bytes, or as many zeros.
-__device__ void copy_or_clear(std::uint32_t to, const BF16* from, int bytes) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes)
-               : "memory");
-}
 // Arrives when all copies of this thread so far have come.
 __device__ void arrive_with_copies(std::uint32_t barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
@@ -125,7 +120,7 @@ struct Part {
     for (int slab = kFirst; slab < kLast; ++slab) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        copy_or_clear(tile + (i % 2 == 0 ? even : odd) + slab * kSlabBytes + i / 2 * 1024,
+        copy_async(tile + (i % 2 == 0 ? even : odd) + slab * kSlabBytes + i / 2 * 1024,
                       from[i] + slab * 64, bytes[i]);
       }
     }

@@ -62,8 +62,8 @@ __device__ void announce(int id) {
 
 // ---- an item --------------------------------------------------------------------------------------
 struct Item {
-  std::int64_t row;    // of the call
-  int count, tiles;    // slots up to the last that counts
+  std::int64_t row;       // of the call
+  int count, tiles;       // slots up to the last that counts
   int first_head, heads;  // of the 64 that exist
 
   __device__ Item(const BackwardItems& b, std::int64_t index) {
@@ -85,14 +85,9 @@ __device__ inline uint4 load_eight(const BF16* from, bool vectors) {
   }
   return {w[0], w[1], w[2], w[3]};
 }
-__device__ inline std::uint32_t pack(float a, float b) {  // one rounding each
-  std::uint32_t pair;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(b), "f"(a));
-  return pair;
-}
 __device__ inline uint4 load_eight(const float* from, bool) {
-  return {pack(from[0], from[1]), pack(from[2], from[3]), pack(from[4], from[5]),
-          pack(from[6], from[7])};
+  return {pack<BF16>(from[0], from[1]), pack<BF16>(from[2], from[3]), pack<BF16>(from[4], from[5]),
+          pack<BF16>(from[6], from[7])};
 }
 
 // ---- gathering ------------------------------------------------------------------------------------
@@ -128,11 +123,8 @@ struct TilePlaces {
     for (int s = 0; s < kSlabs; ++s) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        asm volatile(
-            "cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                at + s * kSlabBytes + swizzled(16 * warp + 4 * i + lane / 8, lane % 8)),
-            "l"(from[i] + s * 64), "r"(bytes[i])
-            : "memory");
+        copy_async(at + s * kSlabBytes + swizzled(16 * warp + 4 * i + lane / 8, lane % 8),
+                   from[i] + s * 64, bytes[i]);
       }
     }
   }

@@ -151,10 +151,10 @@ class Weights {
       const std::int64_t at = b.weights_at(item, tile, q, threadIdx.x % 128);
       const float4 p = __ldcs(reinterpret_cast<const float4*>(b.p + at));
       const float4 dp = __ldcs(reinterpret_cast<const float4*>(b.dp + at));
-      p_[2 * q] = pack(p.x * power_, p.y * power_);
-      p_[2 * q + 1] = pack(p.z * power_, p.w * power_);
-      dz_[2 * q] = pack(dz(p.x, dp.x, 0), dz(p.y, dp.y, 0));
-      dz_[2 * q + 1] = pack(dz(p.z, dp.z, 1), dz(p.w, dp.w, 1));
+      p_[2 * q] = pack<BF16>(p.x * power_, p.y * power_);
+      p_[2 * q + 1] = pack<BF16>(p.z * power_, p.w * power_);
+      dz_[2 * q] = pack<BF16>(dz(p.x, dp.x, 0), dz(p.y, dp.y, 0));
+      dz_[2 * q + 1] = pack<BF16>(dz(p.z, dp.z, 1), dz(p.w, dp.w, 1));
     }
 #pragma unroll
     for (int i = 0; i < 16; ++i)  // here, not where they are written

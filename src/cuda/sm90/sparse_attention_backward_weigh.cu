@@ -49,7 +49,7 @@ __device__ void load_heads(std::uint32_t (&a)[kSteps][4], float (&top)[2], const
                            std::int64_t head_stride, int heads, bool vectors) {
   const int head = threadIdx.x / 32 % 4 * 16 + threadIdx.x % 32 / 4, c = threadIdx.x % 4;
   auto pair = [&](const T* p) -> std::uint32_t {
-    if constexpr (sizeof(T) == 4) return pack(p[0], p[1]);
+    if constexpr (sizeof(T) == 4) return pack<BF16>(p[0], p[1]);
     else if (vectors) return *reinterpret_cast<const std::uint32_t*>(p);
     else return p[0].bits | static_cast<std::uint32_t>(p[1].bits) << 16;
   };
