@@ -89,11 +89,8 @@ Refusal refuse(const IndexScoresAtBackwardArgs& a) {
       !has_unit_stride(a.d_index_query) || !has_unit_stride(a.d_index_key)) {
     return "index_query, index_key and their gradients must have stride 1 on their last axis";
   }
-  // The sizes of the workspace are 64-bit numbers.
-  const auto wide = static_cast<double>(a.topk_indices.shape[1] + a.index_query.shape[2]);
-  if (wide * static_cast<double>(a.index_query.shape[1]) > 0x1p48)
-    return "what a row keeps for its keys must be less than 2^50 bytes";
-  return {};
+  return refuse_uncountable(a.index_query.shape[1],
+                            a.topk_indices.shape[1] + a.index_query.shape[2]);
 }
 
 std::int64_t workspace_bytes(const IndexScoresAtBackwardArgs& a) {

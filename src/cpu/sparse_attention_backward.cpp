@@ -192,10 +192,9 @@ void run_typed(const Args& a, Workspace workspace) {
 
 Refusal refuse(const Args& a) {
   const AttentionShape s = shape_of(a);
-  // The sizes of the workspace are 64-bit numbers.
-  const auto wide = static_cast<double>(2 * (s.dense ? s.keys : s.topk) + s.dim_qk + s.dim_v);
-  if (wide * static_cast<double>(s.pairs * s.kv_heads) > 0x1p48)
-    return "what a row keeps for its keys must be less than 2^50 bytes";
+  Refusal refusal = refuse_uncountable(s.pairs * s.kv_heads,
+                                       2 * (s.dense ? s.keys : s.topk) + s.dim_qk + s.dim_v);
+  if (!refusal.empty()) return refusal;
   return refuse_layout(a.query,
                        {a.query, a.key, a.value, a.d_output, a.d_query, a.d_key, a.d_value});
 }

@@ -52,28 +52,20 @@ class Shapes {
 
   std::int64_t attention() const {
     SparseAttentionArgs a;
-    a.query = query_;
-    a.key = key_;
+    attends(a);
     a.value = value_;
     a.topk_indices = ids_;
     a.topk_lengths = lengths_;
-    a.starts = a.ends = range_;
-    a.softmax_scale = 1;
     a.output = output_;
-    a.lse = lse_;
     return sparse_attention_workspace_bytes(a);
   }
   std::int64_t attention_backward() const {
     SparseAttentionBackwardArgs a;
-    a.query = query_;
-    a.key = key_;
+    attends(a);
     a.value = value_;
     a.topk_indices = ids_;
     a.topk_lengths = lengths_;
-    a.starts = a.ends = range_;
-    a.softmax_scale = 1;
     a.output = a.d_output = output_;
-    a.lse = lse_;
     a.d_query = shape(DType::kF32, {rows_, a_.heads, dim_qk_});
     a.d_key = shape(DType::kF32, {keys_, kv_heads_, dim_qk_});
     if (!value_.empty()) a.d_value = shape(DType::kF32, {keys_, kv_heads_, dim_v_});
@@ -81,10 +73,7 @@ class Shapes {
   }
   std::int64_t selection() const {
     IndexTopkArgs a;
-    a.index_query = index_query_;
-    a.index_key = index_key_;
-    a.index_weights = index_weights_;
-    a.starts = a.ends = range_;
+    scores(a);
     a.relu = a_.indexer.relu;
     a.topk_indices = ids_;
     a.topk_lengths = range_;
@@ -93,12 +82,8 @@ class Shapes {
   }
   std::int64_t sparse_loss() const {
     AttentionTargetArgs target;
-    target.query = query_;
-    target.key = key_;
-    target.lse = lse_;
+    attends(target);
     target.topk_indices = ids_;
-    target.starts = target.ends = range_;
-    target.softmax_scale = 1;
     target.attention_target = scores_;
     IndexLossArgs loss;
     loss.attention_target = loss.topk_scores = loss.d_scores = scores_;
@@ -106,11 +91,8 @@ class Shapes {
     loss.starts = loss.ends = range_;
     loss.kl = shape(DType::kF32, {rows_});
     IndexScoresAtBackwardArgs backward;
-    backward.index_query = index_query_;
-    backward.index_key = index_key_;
-    backward.index_weights = index_weights_;
+    scores(backward);
     backward.topk_indices = ids_;
-    backward.starts = backward.ends = range_;
     backward.d_scores = scores_;
     gradients(backward);
     return std::max({attention_target_workspace_bytes(target), index_loss_workspace_bytes(loss),
@@ -118,14 +100,8 @@ class Shapes {
   }
   std::int64_t dense_loss() const {
     DenseIndexLossArgs a;
-    a.index_query = index_query_;
-    a.index_key = index_key_;
-    a.index_weights = index_weights_;
-    a.query = query_;
-    a.key = key_;
-    a.lse = lse_;
-    a.softmax_scale = 1;
-    a.starts = a.ends = range_;
+    scores(a);
+    attends(a);
     a.kl = shape(DType::kF32, {rows_});
     gradients(a);
     return dense_index_loss_workspace_bytes(a);
@@ -142,6 +118,23 @@ class Shapes {
   }
 
  private:
+  // What every operation of attention is given.
+  template <class Args>
+  void attends(Args& args) const {
+    args.query = query_;
+    args.key = key_;
+    args.lse = lse_;
+    args.starts = args.ends = range_;
+    args.softmax_scale = 1;
+  }
+  // What every operation of the indexer is given.
+  template <class Args>
+  void scores(Args& args) const {
+    args.index_query = index_query_;
+    args.index_key = index_key_;
+    args.index_weights = index_weights_;
+    args.starts = args.ends = range_;
+  }
   template <class Args>
   void gradients(Args& args) const {
     const attention::IndexerConfig& i = a_.indexer;
