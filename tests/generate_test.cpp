@@ -14,12 +14,6 @@ namespace {
 
 using attention::AttentionMode;
 
-Transformer make(const ModelConfig& config, DType dtype = DType::kF32) {
-  Transformer model(config, dtype, 3);
-  shake(model, 4);
-  return model;
-}
-
 // Log-probabilities after each piece, by its last position.
 std::map<std::int64_t, std::vector<double>> read_pieces(Transformer& model, AttentionMode mode,
                                                         const std::vector<std::int32_t>& tokens,
@@ -39,7 +33,7 @@ std::map<std::int64_t, std::vector<double>> read_pieces(Transformer& model, Atte
 TEST(Generate, EveryCutGivesTheBitsOfTheTrainingForward) {
   for (const auto& [name, config] : tiny_models()) {
     for (const DType dtype : {DType::kF32, DType::kF64}) {
-      Transformer model = make(config, dtype);
+      Transformer model = shaken_model(config, dtype);
       const Batch batch = packed_batch({40}, config.vocab_size, 5);
       for (const AttentionMode mode : {AttentionMode::kDense, AttentionMode::kSparse}) {
         const Array training = model.log_probabilities(batch, mode);
@@ -58,7 +52,7 @@ TEST(Generate, EveryCutGivesTheBitsOfTheTrainingForward) {
 
 TEST(Generate, ReportedLogProbabilitiesAreThoseOfTraining) {
   const ModelConfig config = tiny_model(tiny_mla());
-  Transformer model = make(config);
+  Transformer model = shaken_model(config);
   std::vector<std::int32_t> tokens = {3, 1, 4};
   std::vector<std::vector<float>> reported;
   GenerateOptions options;
@@ -86,7 +80,7 @@ TEST(Generate, ReportedLogProbabilitiesAreThoseOfTraining) {
 
 TEST(Generate, GreedyTakesTheLowestTokenAtTies) {
   const ModelConfig config = tiny_model(tiny_mla());
-  Transformer model = make(config);
+  Transformer model = shaken_model(config);
   fill_constant(*model.parameters().find("model.norm.weight"), 0);  // all logits are zero
   GenerateOptions options;
   options.max_tokens = 3;
@@ -97,7 +91,7 @@ TEST(Generate, GreedyTakesTheLowestTokenAtTies) {
 TEST(Generate, SamplesByTheProbabilities) {
   constexpr int kDraws = 600;
   const ModelConfig config = tiny_model(tiny_gqa());
-  Transformer model = make(config);
+  Transformer model = shaken_model(config);
   const std::vector<std::int32_t> prompt = {3, 1, 4, 1, 5};
   const auto count = [&](double temperature, double top_p, std::vector<double>* log_probabilities) {
     std::vector<double> counts(11);
@@ -146,7 +140,7 @@ TEST(Generate, SamplesByTheProbabilities) {
 
 TEST(Generate, SeedsDecideTheText) {
   const ModelConfig config = tiny_model(tiny_simplified());
-  Transformer model = make(config);
+  Transformer model = shaken_model(config);
   const std::vector<std::int32_t> prompt = {2, 7};
   GenerateOptions options;
   options.max_tokens = 30;
@@ -159,7 +153,7 @@ TEST(Generate, SeedsDecideTheText) {
 
 TEST(Generate, StopsWhenToldTo) {
   const ModelConfig config = tiny_model(tiny_mla());
-  Transformer model = make(config);
+  Transformer model = shaken_model(config);
   GenerateOptions options;
   int seen = 0;
   options.max_tokens = 10;
@@ -172,7 +166,7 @@ TEST(Generate, StopsWhenToldTo) {
 
 TEST(Generate, FillsTheContextToTheLastPositionAndNoFurther) {
   const ModelConfig config = tiny_model(tiny_mla());
-  Transformer model = make(config);
+  Transformer model = shaken_model(config);
   const std::vector<std::int32_t> prompt(60, 1);
   GenerateOptions options;
   options.max_tokens = 4;
@@ -185,7 +179,7 @@ TEST(Generate, FillsTheContextToTheLastPositionAndNoFurther) {
 
 TEST(Generate, RefusesBadOptions) {
   const ModelConfig config = tiny_model(tiny_mla());
-  Transformer model = make(config);
+  Transformer model = shaken_model(config);
   const auto refused = [&](auto&& breaking) {
     std::vector<std::int32_t> prompt = {2, 7};
     GenerateOptions options;
@@ -206,7 +200,7 @@ TEST(Generate, RefusesBadOptions) {
 
 TEST(Generate, RefusesAModelWithWeightsThatAreNotFinite) {
   const ModelConfig config = tiny_model(tiny_mla());
-  Transformer model = make(config);
+  Transformer model = shaken_model(config);
   model.parameters().find("model.norm.weight")->value.as<float>()[0] = std::nanf("");
   const std::vector<std::int32_t> prompt = {2, 7};
   GenerateOptions options;

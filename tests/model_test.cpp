@@ -14,18 +14,12 @@ namespace {
 
 using attention::AttentionMode;
 
-Transformer make(const ModelConfig& config, DType dtype) {
-  Transformer model(config, dtype, 3);
-  shake(model, 4);
-  return model;
-}
-
 TEST(Model, SparseEqualsDenseWhereTopkCoversTheRow) {
   for (auto [name, config] : tiny_models()) {
     for (const std::int64_t topk : {12, 13, 40}) {
       config.attention.indexer.topk = topk;
       for (const DType dtype : {DType::kF32, DType::kF64}) {
-        Transformer model = make(config, dtype);
+        Transformer model = shaken_model(config, dtype);
         const Batch batch = packed_batch({12, 7, 1}, config.vocab_size, 5);
         const Array sparse = model.log_probabilities(batch, AttentionMode::kSparse);
         const Array dense = model.log_probabilities(batch, AttentionMode::kDense);
@@ -33,7 +27,7 @@ TEST(Model, SparseEqualsDenseWhereTopkCoversTheRow) {
       }
     }
     config.attention.indexer.topk = 4;  // and differs where it does not
-    Transformer model = make(config, DType::kF32);
+    Transformer model = shaken_model(config, DType::kF32);
     const Batch batch = packed_batch({12, 7, 1}, config.vocab_size, 5);
     EXPECT_NE(numbers(model.log_probabilities(batch, AttentionMode::kSparse)),
               numbers(model.log_probabilities(batch, AttentionMode::kDense)));
@@ -44,7 +38,7 @@ TEST(Model, ResultsDoNotDependOnThePacking) {
   for (const auto& [name, config] : tiny_models()) {
     for (const AttentionMode mode :
          {AttentionMode::kDense, AttentionMode::kWarmup, AttentionMode::kSparse}) {
-      Transformer model = make(config, DType::kF32);
+      Transformer model = shaken_model(config, DType::kF32);
       const Batch packed = packed_batch({12, 7}, config.vocab_size, 5);
       StepOptions options;
       options.mode = mode;
@@ -71,7 +65,7 @@ TEST(Model, ResultsDoNotDependOnThePacking) {
 
 TEST(Model, LogProbabilitiesOfASequenceAreThoseOfThePack) {
   for (const auto& [name, config] : tiny_models()) {
-    Transformer model = make(config, DType::kF32);
+    Transformer model = shaken_model(config, DType::kF32);
     const Batch packed = packed_batch({12, 7}, config.vocab_size, 5);
     const Array together = model.log_probabilities(packed, AttentionMode::kSparse);
     const Array second = model.log_probabilities(part_of(packed, 12, 7), AttentionMode::kSparse);
@@ -84,7 +78,7 @@ TEST(Model, LogProbabilitiesOfASequenceAreThoseOfThePack) {
 TEST(Model, P1ASparseForwardRunsSelectionAndAttention) {
   for (const auto& [name, config] : tiny_models()) {
     for (const DType dtype : {DType::kF32, DType::kF64}) {
-      Transformer model = make(config, dtype);
+      Transformer model = shaken_model(config, dtype);
       const Batch batch = packed_batch({12, 7}, config.vocab_size, 5);
       const auto ran = [&](AttentionMode mode, const char* operation) {
         std::string who;
@@ -108,7 +102,7 @@ TEST(Model, P1ASparseForwardRunsSelectionAndAttention) {
 
 TEST(Model, NoSelectedIdCrossesAPackedBoundary) {
   for (const auto& [name, config] : tiny_models()) {
-    Transformer model = make(config, DType::kF32);
+    Transformer model = shaken_model(config, DType::kF32);
     const Batch packed = packed_batch({12, 7, 1, 3}, config.vocab_size, 5);
     StepOptions options;
     options.mode = AttentionMode::kSparse;
@@ -144,7 +138,7 @@ TEST(Model, EveryBitIsTheSameForEveryThreadCount) {
       std::vector<double> losses;
       for (const int threads : {1, 2, 5}) {
         set_num_threads(threads);
-        Transformer model = make(config, DType::kF32);
+        Transformer model = shaken_model(config, DType::kF32);
         StepOptions options;
         options.mode = mode;
         options.index_loss_scale = mode == AttentionMode::kDense ? 0 : 1;
@@ -168,7 +162,8 @@ TEST(Model, EveryBitIsTheSameForEveryThreadCount) {
 
 TEST(Model, FloatsFollowTheDoubles) {
   for (const auto& [name, config] : tiny_models()) {
-    Transformer narrow = make(config, DType::kF32), wide = make(config, DType::kF64);
+    Transformer narrow = shaken_model(config, DType::kF32),
+                wide = shaken_model(config, DType::kF64);
     for (const auto& p : wide.parameters().all()) {  // the same weights, exactly
       const Tensor from = narrow.parameters().find(p->name)->value;
       for (std::int64_t i = 0; i < from.elements(); ++i) {
@@ -187,7 +182,7 @@ TEST(Model, FloatsFollowTheDoubles) {
 
 TEST(Model, AttentionMassCaughtIsOneWhereAllIsReadAndLessElsewhere) {
   for (auto [name, config] : tiny_models()) {
-    Transformer model = make(config, DType::kF32);
+    Transformer model = shaken_model(config, DType::kF32);
     StepOptions options;
     options.mode = AttentionMode::kSparse;
     options.measure_selection = true;
@@ -212,7 +207,7 @@ TEST(Model, AttentionMassCaughtIsOneWhereAllIsReadAndLessElsewhere) {
 
 TEST(Model, FrozenSelectionIsHeldWhenTheIndexerChanges) {
   const ModelConfig config = tiny_model(tiny_mla());
-  Transformer model = make(config, DType::kF32);
+  Transformer model = shaken_model(config, DType::kF32);
   const Batch batch = packed_batch({12, 7}, config.vocab_size, 5);
   const Array before = model.log_probabilities(batch, AttentionMode::kSparse);
   const auto turn = [&](std::uint64_t seed) {
@@ -230,7 +225,7 @@ TEST(Model, FrozenSelectionIsHeldWhenTheIndexerChanges) {
 
 TEST(Model, BuffersStayWhereTheyAre) {
   const ModelConfig config = tiny_model(tiny_mla());
-  Transformer model = make(config, DType::kF32);
+  Transformer model = shaken_model(config, DType::kF32);
   StepOptions options;
   options.mode = AttentionMode::kSparse;
   options.index_loss_scale = 1;
@@ -305,7 +300,7 @@ TEST(Model, NamesAreThoseOfCheckpoints) {
 
 TEST(Model, RefusesBrokenBatches) {
   const ModelConfig config = tiny_model(tiny_mla());
-  Transformer model = make(config, DType::kF32);
+  Transformer model = shaken_model(config, DType::kF32);
   const auto refused = [&](auto&& breaking) {
     Batch batch = packed_batch({5}, config.vocab_size, 5);
     breaking(batch);

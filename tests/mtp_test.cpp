@@ -12,12 +12,6 @@ namespace {
 using attention::AttentionMode;
 using Ids = std::vector<std::int32_t>;
 
-Transformer make(const ModelConfig& config, DType dtype = DType::kF32) {
-  Transformer model(config, dtype, 3);
-  shake(model, 4);
-  return model;
-}
-
 StepOptions options_of(const ModelConfig& config, AttentionMode mode = AttentionMode::kSparse) {
   StepOptions options;
   options.mode = mode;
@@ -73,7 +67,7 @@ TEST(Mtp, NamesAreThoseOfCheckpoints) {
 TEST(Mtp, WithoutItsLossTheModelIsTheOneWithoutIt) {
   const Batch batch = packed_batch({14, 9}, 11, 5);
   for (const AttentionMode mode : {AttentionMode::kDense, AttentionMode::kSparse}) {
-    Transformer plain = make(depths(0)), more = make(depths(2));
+    Transformer plain = shaken_model(depths(0)), more = shaken_model(depths(2));
     StepOptions options = options_of(depths(0), mode);
     const StepResult a = plain.step(batch, options), b = more.step(batch, options);
     EXPECT_EQ(a.nll, b.nll);
@@ -97,7 +91,7 @@ TEST(Mtp, WithoutItsLossTheModelIsTheOneWithoutIt) {
 TEST(Mtp, TheFirstDepthIsThatOfAModelWithOne) {
   const Batch batch = packed_batch({14, 9}, 11, 5);
   const auto results = [&](const ModelConfig& config) {
-    Transformer model = make(config);
+    Transformer model = shaken_model(config);
     return model.step(batch, options_of(config));
   };
   const StepResult one = results(depths(1)), three = results(depths(3));
@@ -110,7 +104,7 @@ TEST(Mtp, TheFirstDepthIsThatOfAModelWithOne) {
 TEST(Mtp, E7SharedIndicesAreComputedAndLearntOnce) {
   const Batch batch = packed_batch({14, 9}, 11, 5);
   const auto results = [&](const ModelConfig& config) {
-    Transformer model = make(config);
+    Transformer model = shaken_model(config);
     return model.step(batch, options_of(config));
   };
   const StepResult one = results(depths(1)), own = results(depths(3)),
@@ -146,7 +140,7 @@ TEST(Mtp, SharedIndicesThatCoverTheRowsChangeNothing) {
   for (const bool keys : {false, true}) {
     ModelConfig own = depths(3, {false, keys}), shared = depths(3, {true, keys});
     own.attention.indexer.topk = shared.attention.indexer.topk = 14;
-    Transformer a = make(own), b = make(shared);
+    Transformer a = shaken_model(own), b = shaken_model(shared);
     StepOptions options = options_of(own);
     options.index_loss_scale = 0;
     const StepResult x = a.step(batch, options), y = b.step(batch, options);
@@ -162,7 +156,7 @@ TEST(Mtp, ResultsDoNotDependOnThePackingOrTheThreads) {
   const int before = num_threads();
   for (const auto& [name, config] : mtp_models()) {
     const Batch batch = packed_batch({14, 9}, 11, 5);
-    Transformer model = make(config);
+    Transformer model = shaken_model(config);
     StepOptions options = options_of(config);
     std::vector<std::vector<double>> bits[2];
     for (const int threads : {1, 3}) {
@@ -192,7 +186,7 @@ TEST(Mtp, ResultsDoNotDependOnThePackingOrTheThreads) {
 TEST(Mtp, AWarmUpTrainsTheIndexerOfTheDepths) {
   const Batch batch = packed_batch({14, 9}, 11, 5);
   for (const auto& [name, config] : mtp_models()) {
-    Transformer model = make(config);
+    Transformer model = shaken_model(config);
     StepOptions options = options_of(config, AttentionMode::kWarmup);
     options.mtp_loss_scales.clear();
     const StepResult r = model.step(batch, options);
@@ -207,7 +201,7 @@ TEST(Mtp, AWarmUpTrainsTheIndexerOfTheDepths) {
 
 TEST(Mtp, RefusesBrokenBatchesAndOptions) {
   const ModelConfig config = depths(2);
-  Transformer model = make(config);
+  Transformer model = shaken_model(config);
   const auto refusal = [&](auto&& breaking) -> std::string {
     Batch batch = packed_batch({9}, 11, 5);
     StepOptions options = options_of(config);

@@ -43,8 +43,7 @@ struct Outcome {
 
 Outcome run(const ModelConfig& config, AttentionMode mode, double index_scale,
             const Recompute& recompute) {
-  Transformer model(config, DType::kF32, 3);
-  shake(model, 4);
+  Transformer model = shaken_model(config);
   StepOptions options;
   options.mode = mode;
   options.index_loss_scale = index_scale;
@@ -102,35 +101,25 @@ TEST(Recompute, GradientsHaveTheSameBits) {
 // E8: with the selections of replays kept, two micro-batches in flight replay each its own.
 TEST(Recompute, E8ReplaysAttendToTheSelectionOfTheirOwnForward) {
   for (const bool reuse : {false, true}) {
-    Transformer model(tiny_model(tiny_mla()), DType::kF32, 3);
-    shake(model, 4);
+    Transformer model = shaken_model(tiny_model(tiny_mla()));
     StepOptions options;
     options.mode = AttentionMode::kSparse;
     options.index_loss_scale = 1;
     const Batch a = packed_batch({14, 9}, 11, 5), b = packed_batch({5, 22}, 11, 9);
-    const auto gradients = [&] {
-      std::vector<std::vector<double>> all;
-      for (const auto& p : model.parameters().all()) {
-        if (p->name.find(".layers.") != std::string::npos && !p->indexer)
-          all.push_back(numbers(p->grad));
-      }
-      model.parameters().zero_grad();
-      return all;
-    };
     model.step(a, options);
-    const auto of_a = gradients();
+    const auto of_a = take_layer_gradients(model);
     model.step(b, options);
-    const auto of_b = gradients();
+    const auto of_b = take_layer_gradients(model);
     options.recompute.full = true;
     options.recompute.reuse_checkpoint_topk = reuse;
     Pass first, second;
     model.forward(a, options, first);
     model.forward(b, options, second);
-    gradients();
+    take_layer_gradients(model);
     EXPECT_EQ(model.backward(second).replay, reuse ? 0 : 2);
-    EXPECT_EQ(gradients(), of_b);
+    EXPECT_EQ(take_layer_gradients(model), of_b);
     EXPECT_EQ(model.backward(first).replay, reuse ? 0 : 2);
-    EXPECT_EQ(gradients(), of_a);
+    EXPECT_EQ(take_layer_gradients(model), of_a);
     EXPECT_EQ(first.selections()[0].empty(), !reuse);
   }
 }

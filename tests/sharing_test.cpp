@@ -14,12 +14,6 @@ namespace {
 
 using attention::AttentionMode;
 
-Transformer make(const ModelConfig& config, DType dtype = DType::kF32) {
-  Transformer model(config, dtype, 3);
-  shake(model, 4);
-  return model;
-}
-
 ModelConfig shared_model(std::int64_t layers, const IndexSharing& sharing) {
   ModelConfig c = tiny_model(tiny_mla());
   c.layers = layers;
@@ -37,7 +31,7 @@ StepOptions sparse_options(double index_scale = 1) {
 // E2: layers that reuse own no index weights, and none are in their checkpoints.
 TEST(Sharing, E2ReusingLayersOwnNoIndexer) {
   const ModelConfig config = shared_model(6, {4, 2});  // 1, 2 and 6 compute
-  Transformer model = make(config);
+  Transformer model = shaken_model(config);
   for (const char* name :
        {"wq_b.weight", "wk.weight", "k_norm.weight", "k_norm.bias", "weights_proj.weight"}) {
     for (std::int64_t n = 0; n < 6; ++n) {
@@ -55,7 +49,7 @@ TEST(Sharing, E2ReusingLayersOwnNoIndexer) {
 TEST(Sharing, E7IndexersRunOnceForAllWhoShare) {
   const Batch batch = packed_batch({21, 17}, 11, 5);
   for (const auto& [freq, runs] : {std::pair(1, 9), {2, 5}, {4, 3}, {16, 1}}) {
-    Transformer model = make(shared_model(9, {freq, 1}));
+    Transformer model = shaken_model(shared_model(9, {freq, 1}));
     const StepResult r = model.step(batch, sparse_options());
     EXPECT_EQ(r.index_runs.forward, runs);
     EXPECT_EQ(r.index_runs.replay, 0);
@@ -75,8 +69,8 @@ TEST(Sharing, E7IndexersRunOnceForAllWhoShare) {
 // every loss and every gradient of the language loss has the same bits.
 TEST(Sharing, EqualsLayersThatHappenToSelectTheSame) {
   for (const DType dtype : {DType::kF32, DType::kF64}) {
-    Transformer shared = make(shared_model(3, {3, 1}), dtype);
-    Transformer plain = make(shared_model(3, {1, 0}), dtype);
+    Transformer shared = shaken_model(shared_model(3, {3, 1}), dtype);
+    Transformer plain = shaken_model(shared_model(3, {1, 0}), dtype);
     for (const auto& p : shared.parameters().all()) {
       const Tensor to = plain.parameters().find(p->name)->value;
       std::copy_n(p->value.as<char>(), p->value.bytes(), to.as<char>());
@@ -105,7 +99,7 @@ TEST(Sharing, FrequencyOneIsTheModelWithoutSharing) {
   const Batch batch = packed_batch({21, 17}, 11, 5);
   std::vector<std::vector<double>> gradients[2];
   for (const std::size_t n : {0, 1}) {
-    Transformer model = make(shared_model(3, {1, n == 0 ? 0 : 2}));
+    Transformer model = shaken_model(shared_model(3, {1, n == 0 ? 0 : 2}));
     model.step(batch, sparse_options());
     for (const auto& p : model.parameters().all()) gradients[n].push_back(numbers(p->grad));
   }
@@ -116,7 +110,7 @@ TEST(Sharing, FrequencyOneIsTheModelWithoutSharing) {
 TEST(Sharing, E10NothingOfAnEarlierForwardIsLeft) {
   const ModelConfig config = shared_model(4, {2, 1});
   const Batch first = packed_batch({21, 17}, 11, 5), second = packed_batch({9, 30}, 11, 8);
-  Transformer used = make(config), fresh = make(config);
+  Transformer used = shaken_model(config), fresh = shaken_model(config);
   used.step(first, sparse_options());
   Batch broken = first;
   broken.mtp_tokens.clear();
@@ -200,7 +194,7 @@ TEST(Sharing, E1TheRoleIsOfTheCall) {
 // that are NaN take it away from all, and masking changes no bit where it was not needed.
 TEST(Sharing, CertificatesTravelWithTheIndices) {
   for (const bool nan : {false, true}) {
-    Transformer model = make(shared_model(2, {2, 1}));
+    Transformer model = shaken_model(shared_model(2, {2, 1}));
     if (nan) {
       fill_constant(
           *model.parameters().find("model.layers.0.self_attn.indexer.weights_proj.weight"),
@@ -220,22 +214,13 @@ TEST(Sharing, CertificatesTravelWithTheIndices) {
 TEST(Sharing, E8MicroBatchesInFlightAreIndependent) {
   const ModelConfig config = shared_model(4, {2, 1});
   const Batch a = packed_batch({21, 17}, 11, 5), b = packed_batch({9, 30}, 11, 8);
-  Transformer model = make(config);
-  const auto gradients = [&] {
-    std::vector<std::vector<double>> all;
-    for (const auto& p : model.parameters().all()) {
-      if (p->name.find(".layers.") != std::string::npos && !p->indexer)
-        all.push_back(numbers(p->grad));
-    }
-    model.parameters().zero_grad();
-    return all;
-  };
+  Transformer model = shaken_model(config);
   StepOptions options = sparse_options();
   std::vector<std::vector<double>> alone[2];
   std::vector<std::vector<std::int32_t>> ids_alone[2];
   for (const std::size_t n : {0, 1}) {
     model.step(n == 0 ? a : b, options);
-    alone[n] = gradients();
+    alone[n] = take_layer_gradients(model);
     for (const Tensor& t : model.selections()) ids_alone[n].push_back(ids_of(t));
   }
   for (const bool full : {false, true}) {
@@ -243,11 +228,11 @@ TEST(Sharing, E8MicroBatchesInFlightAreIndependent) {
     Pass first, second;
     model.forward(a, options, first);
     model.forward(b, options, second);
-    gradients();
+    take_layer_gradients(model);
     EXPECT_EQ(model.backward(second).replay, 0);  // sources are kept for those who reuse them
-    EXPECT_EQ(gradients(), alone[1]);
+    EXPECT_EQ(take_layer_gradients(model), alone[1]);
     model.backward(first);
-    EXPECT_EQ(gradients(), alone[0]);
+    EXPECT_EQ(take_layer_gradients(model), alone[0]);
     for (std::size_t n = 0; n < 4; ++n) {
       EXPECT_EQ(ids_of(first.selections()[n]), ids_alone[0][n]);
       EXPECT_EQ(ids_of(second.selections()[n]), ids_alone[1][n]);

@@ -124,6 +124,12 @@ inline void shake(Transformer& model, std::uint64_t seed) {
   }
 }
 
+inline Transformer shaken_model(const ModelConfig& config, DType dtype = DType::kF32) {
+  Transformer model(config, dtype, 3);
+  shake(model, 4);
+  return model;
+}
+
 // Packed sequences of these lengths; the last row of each has no target.
 inline Batch packed_batch(const std::vector<std::int32_t>& lengths, std::int64_t vocab,
                           std::uint64_t seed) {
@@ -168,6 +174,17 @@ inline Batch part_of(const Batch& batch, std::int32_t first, std::int32_t count)
 inline std::vector<double> numbers(const Tensor& t) {
   std::vector<double> all;
   for (std::int64_t i = 0; i < t.elements(); ++i) all.push_back(load_double(t.data, t.dtype, i));
+  return all;
+}
+
+// Of what is in the layers and not in their indexers; the gradients begin anew.
+inline std::vector<std::vector<double>> take_layer_gradients(Transformer& model) {
+  std::vector<std::vector<double>> all;
+  for (const auto& p : model.parameters().all()) {
+    if (p->name.find(".layers.") != std::string::npos && !p->indexer)
+      all.push_back(numbers(p->grad));
+  }
+  model.parameters().zero_grad();
   return all;
 }
 

@@ -4,19 +4,15 @@
 #include <cmath>
 
 #include "model/safetensors.h"
-#include "tests/files.h"
-#include "tests/tiny_run.h"
-#include "train/trainer.h"
+#include "tests/train_fixture.h"
 
 namespace winnow::train {
 namespace {
 
 using nlohmann::json;
 
-class TrainSharing : public FolderTest {
+class TrainSharing : public TrainTest {
  protected:
-  TrainSharing() { text_ = write("text.txt", tiny_text(4000)); }
-
   // Layers 1 and 3 compute, 2 and 4 reuse; layer 5, of two depths, computes at the first.
   json run_of(const std::string& output) const {
     json run = tiny_run(text_, folder_ / output);
@@ -26,21 +22,6 @@ class TrainSharing : public FolderTest {
     run["model"]["mtp_shared_components"] = {"sparse_attention_index", "latent_kv"};
     return run;
   }
-
-  static bool run(const json& config, Begin begin, std::int64_t steps = 1 << 30) {
-    Trainer trainer(read_train_config(config), begin);
-    Observer observer;
-    observer.stop = [&] { return --steps <= 0; };
-    return trainer.run(observer);
-  }
-
-  std::vector<json> curve(const std::string& output) const {
-    std::vector<json> lines = read_metrics(folder_ / output / "metrics.jsonl");
-    for (json& line : lines) line.erase("timing");
-    return lines;
-  }
-
-  std::string text_;
 };
 
 TEST_F(TrainSharing, TheLossesFallAndMetricsSayWhoComputes) {

@@ -6,9 +6,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "tests/files.h"
-#include "tests/tiny_run.h"
-#include "train/trainer.h"
+#include "tests/train_fixture.h"
 #include "winnow/threads.h"
 
 namespace winnow::train {
@@ -17,28 +15,9 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-class Train : public FolderTest {
+class Train : public TrainTest {
  protected:
-  Train() { text_ = write("text.txt", tiny_text(4000)); }
-
   json run_of(const std::string& output) const { return tiny_run(text_, folder_ / output); }
-
-  // Runs to the end, or until `steps` are done in this call.
-  static bool run(const json& config, Begin begin, std::int64_t steps = 1 << 30) {
-    Trainer trainer(read_train_config(config), begin);
-    Observer observer;
-    observer.stop = [&] { return --steps <= 0; };
-    return trainer.run(observer);
-  }
-
-  // All that metrics say but the time.
-  std::vector<json> curve(const std::string& output) const {
-    std::vector<json> lines = read_metrics(folder_ / output / "metrics.jsonl");
-    for (json& line : lines) line.erase("timing");
-    return lines;
-  }
-
-  std::string text_;
 };
 
 TEST_F(Train, TheLossFallsAndTheStagesTrainWhatTheyShould) {
