@@ -125,6 +125,7 @@ TEST(Cli, InfoIsOneJsonObject) {
   EXPECT_FALSE(info.at("build").at("compiler").get<std::string>().empty());
   EXPECT_TRUE(info.at("cpu").at("features").is_array());
   EXPECT_TRUE(info.at("libraries").contains("fmt"));
+  EXPECT_EQ(info.at("processes")[0].at("kind"), "mpi");
   for (const auto& set : info.at("instruction_sets"))
     EXPECT_EQ(set.at("usable"), set.at("name") == "portable");
   for (const auto& device : info.at("devices"))

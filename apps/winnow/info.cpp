@@ -6,6 +6,7 @@
 #include "apps/winnow/commands.h"
 #include "base/check.h"
 #include "base/cpu_features.h"
+#include "comm/mpi.h"
 #include "winnow/device.h"
 #include "winnow/implementations.h"
 #include "winnow/threads.h"
@@ -62,6 +63,9 @@ nlohmann::ordered_json gather() {
   if (cuda_devices().empty()) {
     info["devices"].push_back({{"kind", "cuda"}, {"usable", false}, {"reason", cuda_refusal()}});
   }
+  info["processes"] = {
+      {{"kind", "mpi"}, {"usable", mpi_refusal().empty()}, {"reason", mpi_refusal()}}};
+  if (mpi_refusal().empty()) info["processes"][0]["name"] = comm::mpi_version();
   info["pins"] = pinned_implementations();
   info["libraries"] = {
       {"fmt",
@@ -100,6 +104,10 @@ void print_text(const nlohmann::ordered_json& info) {
                           text(device["compute_capability"]));
     }
     line("device " + text(device["kind"]), what);
+  }
+  for (const auto& engine : info["processes"]) {
+    line("processes " + text(engine["kind"]),
+         usable(engine) + (engine.contains("name") ? ": " + text(engine["name"]) : ""));
   }
   for (const auto& [operation, implementation] : info["pins"].items())
     line("pin", operation + "=" + text(implementation));

@@ -1,0 +1,12 @@
+# MPI, if WINNOW_MPI does not say otherwise: optional, MPI_CXX_FOUND says whether it is there.
+set(MPI_CXX_SKIP_MPICXX ON CACHE BOOL "Without the C++ bindings, which MPI has dropped")
+if(WINNOW_MPI STREQUAL "AUTO")
+  find_package(MPI COMPONENTS CXX QUIET)
+elseif(WINNOW_MPI)
+  find_package(MPI COMPONENTS CXX REQUIRED)
+endif()
+if(MPI_CXX_FOUND)
+  message(STATUS "MPI: ${MPI_CXX_LIBRARIES}")
+else()
+  message(STATUS "MPI: none, runs of several processes will be refused")
+endif()
