@@ -111,6 +111,7 @@ Operation dense_index_loss_operation() {
        {"kv_heads", "1", "key heads", kPositive},
        {"dim_qk", "576", "channels of an attention head"},
        {"dtype", "f32", "", kFloats},
+       {"weights", "f32", "", words({"f32", "bf16"})},
        {"range", "causal", "", kRanges},
        {"relu", "1", "0: identity", kFlag},
        {"seed", "1", "of the data"}},
@@ -126,6 +127,9 @@ Operation dense_index_loss_operation() {
        "range=full",
        "dense_index_loss rows=25 keys=90 index_heads=1 index_dim=1 heads=7 dim_qk=1 relu=0 "
        "range=awkward",
+       "dense_index_loss rows=40 keys=90 index_heads=9 index_dim=24 heads=4 dim_qk=24 dtype=bf16 "
+       "weights=bf16",
+       "dense_index_loss rows=19 keys=70 index_heads=6 index_dim=16 heads=2 dim_qk=12 weights=bf16",
        "dense_index_loss rows=3 keys=1100 index_heads=4 index_dim=8 heads=2 dim_qk=8 range=full",
        "dense_index_loss rows=6 keys=30 index_heads=4 index_dim=8 heads=4 kv_heads=2 dim_qk=6 "
        "dtype=f64",

@@ -66,6 +66,7 @@ Operation index_scores_at_operation() {
        {"topk", "2048", "slots of a row"},
        {"ids", "ascending", "", kIds},
        {"dtype", "f32", "", kFloats},
+       {"weights", "f32", "", words({"f32", "bf16"})},
        {"range", "full", "", kRanges},
        {"relu", "1", "0: identity", kFlag},
        {"seed", "1", "of the data"}},
@@ -78,6 +79,8 @@ Operation index_scores_at_operation() {
        "ids=scattered",
        "index_scores_at rows=25 keys=90 index_heads=1 index_dim=1 topk=16 range=awkward dtype=f16",
        "index_scores_at rows=30 keys=80 index_heads=5 index_dim=40 topk=33 range=packed relu=0",
+       "index_scores_at rows=11 keys=170 index_heads=9 index_dim=24 topk=50 dtype=bf16 "
+       "weights=bf16",
        "index_scores_at rows=2 keys=700 index_heads=8 index_dim=16 topk=600 ids=scattered",
        "index_scores_at rows=6 keys=50 index_heads=4 index_dim=8 topk=9 dtype=f64 ids=popular",
        "index_scores_at rows=0 keys=64 index_heads=8 index_dim=16 topk=8",

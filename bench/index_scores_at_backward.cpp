@@ -86,6 +86,7 @@ Operation index_scores_at_backward_operation() {
        {"topk", "2048", "slots of a row"},
        {"ids", "ascending", "", kIds},
        {"dtype", "f32", "", kFloats},
+       {"weights", "f32", "", words({"f32", "bf16"})},
        {"range", "full", "", kRanges},
        {"relu", "1", "0: identity", kFlag},
        {"seed", "1", "of the data"}},
@@ -101,6 +102,9 @@ Operation index_scores_at_backward_operation() {
        "dtype=f16",
        "index_scores_at_backward rows=30 keys=80 index_heads=5 index_dim=40 topk=33 range=packed "
        "relu=0",
+       "index_scores_at_backward rows=11 keys=170 index_heads=9 index_dim=24 topk=50 dtype=bf16 "
+       "weights=bf16 ids=popular",
+       "index_scores_at_backward rows=9 keys=120 index_heads=6 index_dim=16 topk=40 weights=bf16",
        // several owners, several chunks of rows, a list out of order
        "index_scores_at_backward rows=40 keys=3000 index_heads=70 index_dim=5 topk=400 "
        "ids=scattered",

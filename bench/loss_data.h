@@ -55,7 +55,7 @@ struct IndexerData {
                        dim = p.number("index_dim");
     query = Guarded(p.dtype(), {rows, heads, dim});
     key = Guarded(p.dtype(), {p.number("keys"), dim});
-    weights = Guarded(wide_of(p.dtype()), {rows, heads});
+    weights = Guarded(p.dtype() == DType::kF64 ? DType::kF64 : p.dtype("weights"), {rows, heads});
     fill_gauss(query, random);
     fill_gauss(key, random);
     fill_gauss(weights, random, 1 / std::sqrt(static_cast<double>(heads * dim)));
