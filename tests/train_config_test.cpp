@@ -96,6 +96,26 @@ TEST(TrainConfig, WrittenAndReadAgainIsTheSame) {
   EXPECT_EQ(first_difference(c, read_train_config(written)), "");
 }
 
+TEST(TrainConfig, DocumentsHaveDefaultsAndComeBack) {
+  json j = run();
+  EXPECT_FALSE(read_train_config(j).data.documents);
+  j["data"]["documents"] = json::object();
+  TrainConfig c = read_train_config(j);
+  ASSERT_TRUE(c.data.documents);
+  EXPECT_EQ(c.data.documents->separator, "");
+  EXPECT_EQ(c.data.documents->max_documents, 24);  // default: a document of one row each
+  EXPECT_EQ(c.data.documents->length_multiple, 1);
+  c.data.documents = {"\n\n", 5, 8};
+  const json written = write_train_config(c);
+  EXPECT_EQ(write_train_config(read_train_config(written)), written);
+  TrainConfig other = c;
+  other.data.documents->separator = "\n";
+  EXPECT_EQ(first_difference(c, other), "data.documents.separator");
+  other.data.documents.reset();
+  EXPECT_EQ(first_difference(c, other), "data.documents");
+  EXPECT_EQ(first_difference(other, c), "data.documents");
+}
+
 struct Wrong {
   const char* name;
   std::function<void(json&)> change;
@@ -111,6 +131,33 @@ const std::vector<Wrong> kWrong = {
      "did you mean optimizer.beta"},
     {"no_model", [](json& j) { j.erase("model"); }, "model is required"},
     {"no_data", [](json& j) { j.erase("data"); }, "data is required"},
+    {"unknown_documents_key",
+     [](json& j) {
+       j["data"]["documents"] = {{"seperator", "x"}};
+     },
+     "did you mean data.documents.separator?"},
+    {"separator_number",
+     [](json& j) {
+       j["data"]["documents"] = {{"separator", 1}};
+     },
+     "data.documents.separator must be a string, got 1"},
+    {"no_documents",
+     [](json& j) {
+       j["data"]["documents"] = {{"max_documents", 0}};
+     },
+     "data.documents.max_documents must be from 1 to"},
+    {"length_multiple",
+     [](json& j) {
+       j["data"]["documents"] = {{"length_multiple", 16}};
+     },
+     "data.documents.length_multiple must divide data.context = 24, got 16"},
+    {"length_multiple_0",
+     [](json& j) {
+       j["data"]["documents"] = {{"length_multiple", 0}};
+     },
+     "data.documents.length_multiple must be from 1 to"},
+    {"documents_list", [](json& j) { j["data"]["documents"] = {1}; },
+     "data.documents must be an object"},
     {"no_path", [](json& j) { j["data"].erase("path"); }, "data.path is required"},
     {"no_context", [](json& j) { j["data"].erase("context"); }, "data.context is required"},
     {"no_stages", [](json& j) { j.erase("stages"); }, "stages is required"},

@@ -19,7 +19,10 @@ struct Batch {
   std::vector<std::int32_t> tokens;     // [rows]
   std::vector<std::int32_t> targets;    // [rows], the next token; -1: no loss
   std::vector<std::int32_t> positions;  // [rows], inside the row's sequence
-  RowRanges ranges;
+  RowRanges ranges;                     // empty: a row of padding, which adds 0 to everything
+  // [sequences + 1]: where each begins; they fill the rows, and some may be empty. For who cuts a
+  // batch: a model reads `ranges` alone.
+  std::vector<std::int64_t> cu_seqlens;
   // For multi-token prediction, [depths][rows]: the token that depth d reads beside the row's
   // state, and the one that it is to predict (-1: no loss).
   std::vector<std::vector<std::int32_t>> mtp_tokens, mtp_targets;

@@ -67,6 +67,15 @@ std::int64_t divisor_below(std::int64_t of, std::int64_t value) {
   return of % value == 0 ? value : 1;
 }
 
+void check_documents(const DocumentsConfig& c, std::int64_t context, Rules& rules) {
+  check_count(rules, "data.documents.max_documents", c.max_documents, 1);
+  check_count(rules, "data.documents.length_multiple", c.length_multiple, 1);
+  if (c.length_multiple < 1 || context < 1) return;
+  rules.require(context % c.length_multiple == 0, "data.documents.length_multiple",
+                c.length_multiple, divisor_below(context, c.length_multiple),
+                "must divide data.context = {}", context);
+}
+
 void check_data(const DataConfig& c, const model::ModelConfig& model, Rules& rules) {
   const std::int64_t max_positions = model.attention.max_positions;
   constexpr double kLeastShare = 1e-6;  // the bytes that it asks for stay exact in a double
@@ -79,6 +88,7 @@ void check_data(const DataConfig& c, const model::ModelConfig& model, Rules& rul
   rules.require(model.mtp_depths == 0 || c.context > model.mtp_depths, "data.context", c.context,
                 model.mtp_depths + 1,
                 "must be above model.mtp_depths = {}, which look so far ahead", model.mtp_depths);
+  if (c.documents) check_documents(*c.documents, c.context, rules);
   check_count(rules, "data.batch_sequences", c.batch_sequences, 1);
   check_count(rules, "data.validation_windows", c.validation_windows, 1);
   if (c.batch_sequences < 1 || c.batch_sequences > kMaxCount) return;
@@ -99,6 +109,17 @@ void check_data(const DataConfig& c, const model::ModelConfig& model, Rules& rul
                 "must be at most {}", kMaxStepTokens);
 }
 
+DocumentsConfig read_documents(const json& object, std::int64_t context, Rules& rules) {
+  JsonReader reader(object, "data.documents", rules);
+  DocumentsConfig c;
+  if (reader.has("separator")) c.separator = reader.string("separator");
+  c.max_documents = std::clamp<std::int64_t>(context, 1, kMaxCount);
+  optional(reader, "max_documents", c.max_documents);
+  optional(reader, "length_multiple", c.length_multiple);
+  reader.finish();
+  return c;
+}
+
 DataConfig read_data(const json& object, const model::ModelConfig& model, Purpose purpose,
                      Rules& rules) {
   JsonReader reader(object, "data", rules);
@@ -109,6 +130,9 @@ DataConfig read_data(const json& object, const model::ModelConfig& model, Purpos
   }
   optional(reader, "validation_fraction", c.validation_fraction);
   c.context = reader.integer("context");
+  if (reader.has("documents")) {
+    c.documents = read_documents(reader.object("documents"), c.context, rules);
+  }
   c.batch_sequences = reader.integer("batch_sequences");
   c.micro_batch_sequences = c.batch_sequences;
   optional(reader, "micro_batch_sequences", c.micro_batch_sequences);
@@ -229,6 +253,9 @@ std::string compare(const json& a, const json& b, const std::string& path) {
       if (!b.contains(key)) return full;
       if (std::string found = compare(value, b[key], full); !found.empty()) return found;
     }
+    for (const auto& [key, value] : b.items()) {
+      if (!a.contains(key)) return path.empty() ? key : fmt::format("{}.{}", path, key);
+    }
     return "";
   }
   if (a.is_array() && b.is_array() && a.size() == b.size()) {
@@ -309,14 +336,19 @@ json write_train_config(const TrainConfig& c) {
                       {"index_loss_coefficient", s.index_loss_coefficient},
                       {"mtp_loss_coefficient", s.mtp_loss_coefficient}});
   }
+  json data = {{"path", c.data.path},
+               {"validation_fraction", c.data.validation_fraction},
+               {"context", c.data.context},
+               {"batch_sequences", c.data.batch_sequences},
+               {"micro_batch_sequences", c.data.micro_batch_sequences},
+               {"validation_windows", c.data.validation_windows}};
+  if (const auto& documents = c.data.documents) {
+    data["documents"] = {{"separator", documents->separator},
+                         {"max_documents", documents->max_documents},
+                         {"length_multiple", documents->length_multiple}};
+  }
   return {{"model", model::write_model_config(c.model)},
-          {"data",
-           {{"path", c.data.path},
-            {"validation_fraction", c.data.validation_fraction},
-            {"context", c.data.context},
-            {"batch_sequences", c.data.batch_sequences},
-            {"micro_batch_sequences", c.data.micro_batch_sequences},
-            {"validation_windows", c.data.validation_windows}}},
+          {"data", data},
           {"optimizer",
            {{"beta1", c.optimizer.beta1},
             {"beta2", c.optimizer.beta2},

@@ -1,14 +1,15 @@
 // What a training run is, read from JSON. DeepSeek's recipe (dense, indexer warm-up, sparse) is a
 // list of stages; any other list is as good.
 //
-// Both losses are means: the language loss over the tokens of a step, the indexer's KL over the
-// rows of a step, summed over layers and multiplied by index_loss_coefficient. Each depth of
+// Both losses are means: the language loss over the tokens of a step, the indexer's KL over the same
+// rows, summed over layers and multiplied by index_loss_coefficient. Rows of padding are none. Each depth of
 // multi-token prediction has a mean over its own tokens; their mean is multiplied by
-// mtp_loss_coefficient. How a step is cut into micro-batches changes none of them.
+// mtp_loss_coefficient. How a step is packed and cut into micro-batches changes none of them.
 #pragma once
 
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,11 +17,19 @@
 
 namespace winnow::train {
 
+// The text is documents, which are packed into sequences and attend to themselves alone.
+struct DocumentsConfig {
+  std::string separator;           // ends a document and belongs to it; "": only a file's end does
+  std::int64_t max_documents = 0;  // in a sequence; default: as many as it has room for
+  std::int64_t length_multiple = 1;  // rows of a document are padded to a multiple of it
+};
+
 struct DataConfig {
-  std::string path;                        // a text file, read as bytes
-  double validation_fraction = 0.05;       // of the bytes, held out from the end of the file
-  std::int64_t context = 0;                // tokens of a sequence
-  std::int64_t batch_sequences = 0;        // sequences of a step
+  std::string path;                   // a text file, read as bytes; of documents a folder, too
+  double validation_fraction = 0.05;  // of the bytes, held out from the end of the text
+  std::optional<DocumentsConfig> documents;  // none: a sequence is a stretch of the text
+  std::int64_t context = 0;                  // rows of a sequence
+  std::int64_t batch_sequences = 0;          // sequences of a step
   std::int64_t micro_batch_sequences = 0;  // sequences in memory at a time; default: all of a step
   std::int64_t validation_windows = 16;    // windows read while training; the end reads all
 };

@@ -8,6 +8,11 @@ namespace {
 
 constexpr std::int64_t kWindowsAtOnce = 2;
 
+std::int64_t visible(const RowRanges& ranges, std::int64_t row) {
+  const auto i = static_cast<std::size_t>(row);
+  return ranges.ends[i] - ranges.starts[i];
+}
+
 // Selected / visible keys of a row.
 double share_read(const Tensor& selection, const RowRanges& ranges, std::int64_t row) {
   const auto i = static_cast<std::size_t>(row);
@@ -16,7 +21,20 @@ double share_read(const Tensor& selection, const RowRanges& ranges, std::int64_t
   for (std::int64_t j = 0; j < selection.shape[1]; ++j) {
     read += ids[j] >= ranges.starts[i] && ids[j] < ranges.ends[i] ? 1 : 0;
   }
-  return static_cast<double>(read) / static_cast<double>(ranges.ends[i] - ranges.starts[i]);
+  return static_cast<double>(read) / static_cast<double>(visible(ranges, row));
+}
+
+// Whether a document ends with this row.
+bool ends_document(const RowRanges& ranges, std::int64_t row) {
+  return row + 1 == ranges.rows() || visible(ranges, row + 1) <= 1;
+}
+
+// What the mean of the mass that a selection catches is over.
+std::int64_t rows_above(std::int64_t topk, const RowRanges& ranges) {
+  std::int64_t rows = 0;
+  for (std::int64_t row = 0; row < ranges.rows(); ++row)
+    rows += visible(ranges, row) > topk ? 1 : 0;
+  return rows;
 }
 
 }  // namespace
@@ -27,7 +45,7 @@ Evaluation evaluate(model::Transformer& model, const TextData& data, attention::
   sum.windows = std::min(windows, data.validation_windows());
   double nll = 0;
   std::vector<std::int64_t> mtp_tokens;
-  std::int64_t tokens = 0, selections = 0, rows = 0;
+  std::int64_t tokens = 0, selections = 0, rows = 0, measured = 0;
   for (std::int64_t first = 0; first < sum.windows; first += kWindowsAtOnce) {
     const std::int64_t count = std::min(kWindowsAtOnce, sum.windows - first);
     model::Batch batch = data.validation_batch(first, count);
@@ -46,27 +64,33 @@ Evaluation evaluate(model::Transformer& model, const TextData& data, attention::
       sum.mtp_bits_per_byte[d] += result.mtp_nll[d];
       mtp_tokens[d] += result.mtp_tokens[d];
     }
+    const std::int64_t above = rows_above(model.config().attention.indexer.topk, batch.ranges);
+    measured += above;
     sum.attention_mass_caught.resize(result.attention_mass_caught.size());
     for (std::size_t i = 0; i < result.attention_mass_caught.size(); ++i) {
-      sum.attention_mass_caught[i] += result.attention_mass_caught[i] * static_cast<double>(count);
+      sum.attention_mass_caught[i] += result.attention_mass_caught[i] * static_cast<double>(above);
     }
     if (mode != attention::AttentionMode::kSparse) continue;
-    const std::int64_t context = batch.ranges.rows() / count;
     for (const Tensor& selection : model.selections()) {
       for (std::int64_t row = 0; row < batch.ranges.rows(); ++row) {
+        if (visible(batch.ranges, row) == 0) continue;
         const double share = share_read(selection, batch.ranges, row);
         sum.keys_read_mean += share;
-        if (row % context == context - 1) sum.keys_read_fraction += share;
+        ++rows;
+        if (!ends_document(batch.ranges, row)) continue;
+        sum.keys_read_fraction += share;
+        ++selections;
       }
-      selections += count;
-      rows += batch.ranges.rows();
     }
   }
   sum.bits_per_byte = nll / static_cast<double>(tokens) / std::numbers::ln2;
   for (std::size_t d = 0; d < mtp_tokens.size(); ++d) {
-    sum.mtp_bits_per_byte[d] /= static_cast<double>(mtp_tokens[d]) * std::numbers::ln2;
+    sum.mtp_bits_per_byte[d] /=
+        static_cast<double>(std::max<std::int64_t>(1, mtp_tokens[d])) * std::numbers::ln2;
   }
-  for (double& mass : sum.attention_mass_caught) mass /= static_cast<double>(sum.windows);
+  for (double& mass : sum.attention_mass_caught) {
+    mass = measured == 0 ? 1 : mass / static_cast<double>(measured);
+  }
   if (rows > 0) {
     sum.keys_read_mean /= static_cast<double>(rows);
     sum.keys_read_fraction /= static_cast<double>(selections);

@@ -14,16 +14,16 @@ struct Evaluation {
   double bits_per_byte = 0;               // mean over all tokens of all windows
   std::vector<double> mtp_bits_per_byte;  // per depth of multi-token prediction, over its tokens
 
-  // Of a sparse evaluation; means over layers and windows.
-  double keys_read_fraction = 0;  // selected / visible keys, at the last row of a window
+  // Of a sparse evaluation; means over layers.
+  double keys_read_fraction = 0;  // selected / visible keys, at the last row of each document
   double keys_read_mean = 0;      // the same, mean over all rows
   // Share of the dense attention's probability that falls on the selected keys, per layer and then
   // per depth, mean over rows with more keys than topk. Empty unless measured.
   std::vector<double> attention_mass_caught;
 };
 
-// Over the first `windows` windows of `context` tokens that lie end to end in the held-out text,
-// each read by itself from its first token.
+// Over the first `windows` windows of the held-out text (train/data.h). A stretch of text counts as
+// a document; each is read by itself from its first token.
 Evaluation evaluate(model::Transformer& model, const TextData& data, attention::AttentionMode mode,
                     std::int64_t windows, bool measure_selection);
 

@@ -265,11 +265,14 @@ SelectionPicture picture_selection(model::Transformer& model, const TextData& da
   options.backward = false;
   model.step(batch, options);
   SelectionPicture picture;
-  for (std::int32_t token : batch.tokens) picture.text += static_cast<char>(token);
-  picture.first_row = std::max<std::int64_t>(0, batch.ranges.rows() - rows);
+  std::int64_t end = 0;  // of the first document; without documents of the window
+  while (end < batch.cu_seqlens[1] && batch.targets[static_cast<std::size_t>(end)] >= 0) {
+    picture.text += static_cast<char>(batch.tokens[static_cast<std::size_t>(end++)]);
+  }
+  picture.first_row = std::max<std::int64_t>(0, end - rows);
   for (const Tensor& selection : model.selections()) {
     std::vector<std::vector<int>> layer;
-    for (std::int64_t r = picture.first_row; r < batch.ranges.rows(); ++r) {
+    for (std::int64_t r = picture.first_row; r < end; ++r) {
       const std::int32_t* ids = selection.as<std::int32_t>() + r * selection.strides[0];
       std::vector<int> selected;
       for (std::int64_t j = 0; j < selection.shape[1]; ++j) {

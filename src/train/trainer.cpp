@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cmath>
@@ -49,18 +50,20 @@ nlohmann::json by_layer(const model::ModelConfig& config, const std::vector<doub
 StepLosses compute_gradients(model::Transformer& model, const TextData& data,
                              const TrainConfig& config, std::int64_t step) {
   const StageConfig& stage = config.stages[stage_position(config, step).stage];
-  const auto rows = static_cast<double>(config.data.batch_sequences * config.data.context);
+  const auto targets = [&](std::int64_t ahead) {
+    return static_cast<double>(data.training_targets(config.seed, step, ahead));
+  };
+  const double rows = targets(0);
   model::StepOptions options;
   options.mode = stage.attention;
-  options.loss_scale = 1 / rows;  // every row has a target
+  options.loss_scale = 1 / rows;
   options.index_loss_scale = stage.index_loss_coefficient / rows;
 
   options.recompute = config.recompute;
   const std::int64_t depths = config.model.mtp_depths;
-  std::vector<double> depth_tokens;  // a depth has no target in the last rows of a sequence
+  std::vector<double> depth_tokens;  // a depth has no target in the last rows of a document
   for (std::int64_t d = 0; d < depths; ++d) {
-    depth_tokens.push_back(
-        static_cast<double>(config.data.batch_sequences * (config.data.context - 1 - d)));
+    depth_tokens.push_back(std::max(1.0, targets(d + 1)));
     if (stage.mtp_loss_coefficient == 0) continue;
     options.mtp_loss_scales.push_back(stage.mtp_loss_coefficient / static_cast<double>(depths) /
                                       depth_tokens.back());
@@ -152,6 +155,7 @@ void Trainer::restore() {
 StepReport Trainer::step() {
   const StagePosition position = stage_position(config_, state_.step);
   const StageConfig& stage = config_.stages[position.stage];
+  const std::int64_t tokens = data_.training_targets(config_.seed, state_.step, 0);
   const Clock::time_point begin = Clock::now();
   StepReport report;
   report.losses = compute_gradients(model_, data_, config_, state_.step);
@@ -162,10 +166,10 @@ StepReport Trainer::step() {
   state_.train_seconds += report.seconds;
   report.total_steps = total_steps(config_);
   report.stage = stage.name;
-  report.tokens_per_second =
-      static_cast<double>(config_.data.batch_sequences * config_.data.context) / report.seconds;
+  report.tokens_per_second = static_cast<double>(tokens) / report.seconds;
 
   nlohmann::ordered_json line = {{"step", report.step}, {"stage", stage.name}};
+  if (config_.data.documents) line["tokens"] = tokens;  // the rest of its rows is padding
   if (report.losses.loss) line["loss"] = *report.losses.loss;
   if (!report.losses.mtp_loss.empty()) line["mtp_loss"] = report.losses.mtp_loss;
   if (!report.losses.index_kl.empty()) {
