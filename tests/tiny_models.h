@@ -148,6 +148,7 @@ inline Batch packed_batch(const std::vector<std::int32_t>& lengths, std::int64_t
     }
     cu_seqlens.push_back(cu_seqlens.back() + length);
   }
+  batch.cu_seqlens.assign(cu_seqlens.begin(), cu_seqlens.end());
   batch.ranges = packed_ranges(cu_seqlens, cu_seqlens.back());
   add_mtp_tokens(batch, 3);
   return batch;

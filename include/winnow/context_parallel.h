@@ -30,4 +30,39 @@ std::vector<std::int64_t> context_parallel_key_order(std::span<const std::int64_
 // `order` holds every number below its size once.
 std::vector<std::int64_t> inverse_order(std::span<const std::int64_t> order);
 
+// What the tables of a rank are made for: tables of equal geometry are of equal size.
+struct ContextGeometry {
+  std::int64_t cp_size = 1, cp_rank = 0;
+  std::int64_t local_rows = 0;  // of the rank's buffer, padding included
+  bool covers = false;          // the sequences fill the buffers of all ranks: no padding rows
+  bool operator==(const ContextGeometry&) const = default;
+};
+
+// The three tables of one rank and one micro-batch, made on the host where the batch is cut, so
+// that no layer makes them again.
+class ContextTables {
+ public:
+  ContextTables(std::span<const std::int64_t> cu_seqlens, std::int64_t cp_size,
+                std::int64_t cp_rank, std::int64_t local_rows);
+
+  // The tables of other sequences, in the memory that these lie in. Another geometry is an error,
+  // and then nothing has changed. Whoever still has a backward to run with the old tables must run
+  // it before: `version` tells the two apart.
+  void refresh(std::span<const std::int64_t> cu_seqlens);
+
+  const ContextGeometry& geometry() const { return geometry_; }
+  std::int64_t keys() const { return geometry_.local_rows * geometry_.cp_size; }
+  std::int64_t version() const { return version_; }  // how often they were refreshed
+  std::span<const std::int64_t> cu_seqlens() const { return cu_seqlens_; }
+
+  std::span<const std::int64_t> positions() const { return positions_; }  // [local_rows]
+  std::span<const std::int64_t> key_order() const { return key_order_; }  // [keys]
+  std::span<const std::int64_t> inverse() const { return inverse_; }      // [keys], of key_order
+
+ private:
+  ContextGeometry geometry_;
+  std::int64_t version_ = 0;
+  std::vector<std::int64_t> cu_seqlens_, positions_, key_order_, inverse_;
+};
+
 }  // namespace winnow

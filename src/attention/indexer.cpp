@@ -86,19 +86,19 @@ void Indexer::forward(const Tensor& x, const Tensor& query_input, const Rows& ro
 }
 
 void Indexer::backward(const Tensor& x, const Tensor& query_input, const Rows& rows,
-                       Memory& memory) const {
+                       const Tensor& d_index_key, Memory& memory) const {
   const Tensor detached;  // a gradient that nobody gets
   rotate(memory.d_index_query, rows, true, memory);
-  rotate(as_one_head(memory.d_index_key), rows, true, memory);
+  rotate(as_one_head(d_index_key), rows, true, memory);
   nn::linear_backward(query_input, query_->value, join_heads(memory.d_index_query), detached,
                       query_->grad);
   if (!standard()) {
-    nn::linear_backward(x, key_->value, memory.d_index_key, detached, key_->grad);
+    nn::linear_backward(x, key_->value, d_index_key, detached, key_->grad);
     return;
   }
   const Tensor& d_k = memory.d_k.fit(dtype_, {rows.count(), c_.index_dim});
   nn::layer_norm_backward(memory.k_projected, norm_weight_->value, memory.k_mean, memory.k_scale,
-                          memory.d_index_key, d_k, norm_weight_->grad, norm_bias_->grad);
+                          d_index_key, d_k, norm_weight_->grad, norm_bias_->grad);
   nn::linear_backward(x, key_->value, d_k, detached, key_->grad);
   scale(memory.d_index_weights, weight_scale());
   nn::linear_backward(x, weights_->value, memory.d_index_weights, detached, weights_->grad);

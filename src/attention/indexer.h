@@ -31,9 +31,10 @@ class Indexer {
   void forward(const Tensor& x, const Tensor& query_input, const Rows& rows, KeyCache& cache,
                Memory& memory) const;
 
-  // Right after the forward of the same rows, which must be all keys there are: takes
-  // memory.d_index_query, d_index_key and d_index_weights to the parameters' gradients.
-  void backward(const Tensor& x, const Tensor& query_input, const Rows& rows, Memory& memory) const;
+  // Right after the forward of the same rows: takes memory.d_index_query, d_index_key of the rows'
+  // own keys and memory.d_index_weights to the parameters' gradients. All three are overwritten.
+  void backward(const Tensor& x, const Tensor& query_input, const Rows& rows,
+                const Tensor& d_index_key, Memory& memory) const;
 
  private:
   bool standard() const { return c_.mode == IndexerMode::kStandard; }

@@ -49,7 +49,7 @@ LayerResult Layer::forward(const Tensor& x, const Rows& rows, const LayerOptions
   const bool sparse = options.mode == AttentionMode::kSparse;
   projection_->query_latent(x, kept);
   projection_->query(x, rows, kept);
-  if (!options.shared_keys) projection_->keys(x, rows, kept);
+  if (!options.shared_keys) make_keys(x, rows, kept, memory);
   make_selection(x, rows, options, kept, memory);
   const Keys keys = keys_of(kept.cache, rows.keys());
   core_attention(rows, keys, kept, memory);
@@ -79,7 +79,7 @@ void Layer::replay(const Tensor& x, const Rows& rows, const LayerOptions& option
   check(again);
   if (parts.latents) {
     projection_->query_latent(x, kept);
-    if (!options.shared_keys) projection_->keys(x, rows, kept);
+    if (!options.shared_keys) make_keys(x, rows, kept, memory);
   }
   if (parts.query) projection_->query(x, rows, kept);
   if (parts.core) {
@@ -117,9 +117,9 @@ void Layer::backward(const Tensor& x, const Rows& rows, const LayerOptions& opti
   a.d_output = d_attended;
   a.rows_nonempty = core.selected.rows_nonempty;
   a.d_query = memory.d_query.fit(dtype_, {n, c_.heads, query.shape[2]});
-  a.d_key = memory.d_key.fit(dtype_, {n, keys.key.shape[1], query.shape[2]});
+  a.d_key = memory.d_key.fit(dtype_, {rows.keys(), keys.key.shape[1], query.shape[2]});
   if (!keys.value.empty()) {
-    a.d_value = memory.d_value.fit(dtype_, {n, c_.kv_heads, c_.v_head_dim});
+    a.d_value = memory.d_value.fit(dtype_, {rows.keys(), c_.kv_heads, c_.v_head_dim});
   }
   call(sparse_attention_backward, sparse_attention_backward_workspace_bytes, a, memory.scratch);
 
@@ -129,7 +129,10 @@ void Layer::backward(const Tensor& x, const Rows& rows, const LayerOptions& opti
     return;
   }
   if (!d_shared_keys.empty()) nn::add(d_shared_keys, a.d_key);
-  projection_->keys_backward(x, rows, kept, a.d_key, a.d_value, d_x, memory);
+  ContextMemory& own = memory.context;
+  const Tensor d_key = own_gradient(rows, a.d_key, own.d_key, memory);
+  const Tensor d_value = own_gradient(rows, a.d_value, own.d_value, memory);
+  projection_->keys_backward(x, rows, kept, d_key, d_value, d_x, memory);
 }
 
 Layer::Keys Layer::keys_of(const KeyCache& cache, std::int64_t keys) const {

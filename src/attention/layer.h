@@ -76,11 +76,13 @@ class Layer {
               const LayerReplay& parts, const Kept& kept, Memory& memory,
               const Tensor& output) const;
 
-  // Of the last forward into `kept`, whose rows must be all keys there are. d_x is overwritten.
+  // Of the last forward into `kept`, whose rows must be all keys there are, or this rank's part of
+  // them. d_x is overwritten; gradients of parameters are those of this rank's rows, and add up
+  // over the ranks.
   //
   // Keys on the gradient path of several calls: a call with shared_keys adds its part to
   // d_shared_keys [keys, 1, dim_qk]; the call that made the keys adds that to its own part and goes
-  // on into its projections. Left out: nobody shares.
+  // on, over the ranks, into its projections. Left out: nobody shares.
   void backward(const Tensor& x, const Rows& rows, const LayerOptions& options, const Kept& kept,
                 const Tensor& d_output, const Tensor& d_x, const Tensor& d_shared_keys,
                 Memory& memory) const;
@@ -91,6 +93,12 @@ class Layer {
   };
   Keys keys_of(const KeyCache& cache, std::int64_t keys) const;
   void check(const LayerOptions& options) const;
+  void make_keys(const Tensor& x, const Rows& rows, const Kept& kept, Memory& memory) const;
+  void make_index_keys(const Tensor& x, const Rows& rows, const LayerOptions& options,
+                       const Kept& kept, Memory& memory) const;
+  // Of the rows' own keys: d_all [keys, ...] itself, or with context parallelism the sum over the
+  // ranks of what belongs to these rows, in `own`.
+  static Tensor own_gradient(const Rows& rows, const Tensor& d_all, Buffer& own, Memory& memory);
   // Whether every row attends to a key; an empty selection: to all that it sees.
   static bool rows_nonempty(const Rows& rows, const Selection& selection);
   void make_selection(const Tensor& x, const Rows& rows, const LayerOptions& options,
@@ -110,6 +118,7 @@ class Layer {
                     const LayerOptions& options, const Kept& kept, Memory& memory) const;
   double mass_caught(const Rows& rows, const Keys& keys, const Kept& kept, Memory& memory) const;
   void fit_index_gradients(const Rows& rows, Memory& memory) const;
+  void indexer_backward(const Tensor& x, const Rows& rows, const Kept& kept, Memory& memory) const;
 
   const AttentionConfig c_;
   const DType dtype_;

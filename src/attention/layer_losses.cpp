@@ -1,8 +1,12 @@
 // What the indexer of a layer learns from, and how well it does: its losses with their gradients,
 // and the share of the dense attention that a selection catches.
+#include <span>
+#include <tuple>
+
 #include "attention/layer.h"
 #include "base/numbers.h"
 #include "base/row_range.h"
+#include "comm/collectives.h"
 #include "winnow/attention_target.h"
 #include "winnow/dense_index_loss.h"
 #include "winnow/index_loss.h"
@@ -64,7 +68,7 @@ double Layer::sparse_loss(const Tensor& x, const Rows& rows, const Keys& keys,
     a.d_index_key = memory.d_index_key;
     a.d_index_weights = memory.d_index_weights;
     call(index_scores_at_backward, index_scores_at_backward_workspace_bytes, a, memory.scratch);
-    indexer_->backward(x, projection_->indexer_input(x, kept), rows, memory);
+    indexer_backward(x, rows, kept, memory);
   }
   return sum(memory.kl);
 }
@@ -90,9 +94,7 @@ double Layer::dense_loss(const Tensor& x, const Rows& rows, const Keys& keys,
   a.d_index_key = memory.d_index_key;
   a.d_index_weights = memory.d_index_weights;
   call(dense_index_loss, dense_index_loss_workspace_bytes, a, memory.scratch);
-  if (options.index_gradient) {
-    indexer_->backward(x, projection_->indexer_input(x, kept), rows, memory);
-  }
+  if (options.index_gradient) indexer_backward(x, rows, kept, memory);
   return sum(memory.kl);
 }
 
@@ -107,15 +109,19 @@ double Layer::mass_caught(const Rows& rows, const Keys& keys, const Kept& kept,
            dense_lse, memory);
   }
   targets(rows, keys, dense_lse, kept, memory);
-  double total = 0;
-  std::int64_t counted = 0;
+  double total = 0, counted = 0;
   const Tensor& target = memory.target;
   for (std::int64_t i = 0; i < rows.count(); ++i) {
     if (row_range(rows.starts, rows.ends, i, rows.keys()).length() <= c_.indexer.topk) continue;
     total += sum(target.rows(i, 1)) / static_cast<double>(c_.heads);
     ++counted;
   }
-  return counted == 0 ? 1 : total / static_cast<double>(counted);
+  if (rows.context != nullptr) {
+    double sums[] = {total, counted};
+    comm::sum(rows.context->ranks(), std::span<double>(sums));
+    std::tie(total, counted) = std::pair(sums[0], sums[1]);
+  }
+  return counted == 0 ? 1 : total / counted;
 }
 
 void Layer::fit_index_gradients(const Rows& rows, Memory& memory) const {
@@ -123,6 +129,13 @@ void Layer::fit_index_gradients(const Rows& rows, Memory& memory) const {
   memory.d_index_query.fit(dtype_, {n, c_.indexer.index_heads, c_.indexer.index_dim});
   memory.d_index_key.fit(dtype_, {rows.keys(), c_.indexer.index_dim});
   memory.d_index_weights.fit(dtype_, {n, c_.indexer.index_heads});
+}
+
+void Layer::indexer_backward(const Tensor& x, const Rows& rows, const Kept& kept,
+                             Memory& memory) const {
+  const Tensor d_index_key =
+      own_gradient(rows, memory.d_index_key, memory.context.d_index_key, memory);
+  indexer_->backward(x, projection_->indexer_input(x, kept), rows, d_index_key, memory);
 }
 
 }  // namespace winnow::attention

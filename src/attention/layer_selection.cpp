@@ -34,7 +34,7 @@ void Layer::make_selection(const Tensor& x, const Rows& rows, const LayerOptions
     return;
   }
   const Timed timed(memory.index_seconds);
-  indexer_->forward(x, projection_->indexer_input(x, kept), rows, kept.cache, memory);
+  make_index_keys(x, rows, options, kept, memory);
   if (!options.selects()) return;
   kept.core.selected =
       select(rows, keys_of(kept.cache, rows.keys()), options, kept.selection, memory);

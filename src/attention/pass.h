@@ -6,19 +6,22 @@
 
 #include "attention/buffer.h"
 #include "attention/config.h"
+#include "attention/context_group.h"
 #include "nn/rope.h"
 
 namespace winnow::attention {
 
 // The rows of a pass. They become the keys [first_key, first_key + count) of every layer's cache:
-// all of it in training, the newest part of it in generation.
+// all of it in training, the newest part of it in generation. With context parallelism the cache
+// holds the keys of all ranks' rows, and where this rank's are among them is the group's to know.
 struct Rows {
   std::span<const std::int32_t> positions;  // [rows], inside the row's sequence
   Tensor starts, ends;                      // int32 [rows], over the keys of the cache
   std::int64_t first_key = 0;
+  const ContextGroup* context = nullptr;  // with whom the keys are shared; null: with nobody
 
   std::int64_t count() const { return static_cast<std::int64_t>(positions.size()); }
-  std::int64_t keys() const { return first_key + count(); }
+  std::int64_t keys() const { return context != nullptr ? context->keys() : first_key + count(); }
 };
 
 // What a layer keeps of the rows it has seen, as later rows need it: after norms and RoPE.
@@ -40,6 +43,13 @@ struct RopeTables {
   RopeTables(const AttentionConfig& config, DType dtype);
 };
 
+// What a layer needs of context parallelism while it runs.
+struct ContextMemory {
+  KeyCache own;  // the rows' keys, until those of all ranks are gathered
+  Buffer exchanged;
+  Buffer d_key, d_value, d_index_key;  // of the rows' keys, from the queries of all ranks
+};
+
 // Workspace and temporaries that all layers share, since a layer needs them only while it runs.
 struct Memory {
   Scratch scratch;
@@ -56,6 +66,7 @@ struct Memory {
   double index_seconds = 0;
   // A second, dense attention that measures what the selection catches.
   Buffer dense_attended, dense_lse;
+  ContextMemory context;
 };
 
 // Adds the time that it lives to a sum.

@@ -1,5 +1,7 @@
 #include "winnow/context_parallel.h"
 
+#include <algorithm>
+
 #include "base/check.h"
 
 namespace winnow {
@@ -93,6 +95,29 @@ std::vector<std::int64_t> inverse_order(std::span<const std::int64_t> order) {
     inverse[static_cast<std::size_t>(to)] = i;
   }
   return inverse;
+}
+
+ContextTables::ContextTables(std::span<const std::int64_t> cu_seqlens, std::int64_t cp_size,
+                             std::int64_t cp_rank, std::int64_t local_rows)
+    : cu_seqlens_(cu_seqlens.begin(), cu_seqlens.end()),
+      positions_(context_parallel_positions(cu_seqlens, cp_size, cp_rank, local_rows)),
+      key_order_(context_parallel_key_order(cu_seqlens, cp_size, local_rows)),
+      inverse_(inverse_order(key_order_)) {
+  geometry_ = {cp_size, cp_rank, local_rows, cu_seqlens.back() == local_rows * cp_size};
+}
+
+void ContextTables::refresh(std::span<const std::int64_t> cu_seqlens) {
+  const ContextGeometry& g = geometry_;
+  const ContextTables fresh(cu_seqlens, g.cp_size, g.cp_rank, g.local_rows);
+  WINNOW_CHECK(kName, fresh.geometry_ == g,
+               "tables are refreshed for equal geometry: these are of sequences that {} the {} "
+               "rows of all ranks, and {} of them were given: make tables of their own",
+               g.covers ? "fill" : "do not fill", keys(), cu_seqlens.back());
+  cu_seqlens_.assign(cu_seqlens.begin(), cu_seqlens.end());
+  std::ranges::copy(fresh.positions_, positions_.begin());
+  std::ranges::copy(fresh.key_order_, key_order_.begin());
+  std::ranges::copy(fresh.inverse_, inverse_.begin());
+  ++version_;
 }
 
 }  // namespace winnow

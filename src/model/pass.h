@@ -21,6 +21,8 @@ struct BlockCall {
 
 struct PassState {
   const Batch* batch = nullptr;
+  std::shared_ptr<const attention::ContextGroup> context;  // of the forward
+  std::int64_t context_version = 0;                        // of its tables
   attention::Rows rows;
   std::int64_t capacity = 0;  // keys that caches have room for
   bool keep_caches = false;   // every call has a cache of its own, whatever is recomputed
@@ -34,7 +36,7 @@ struct PassState {
   std::vector<MtpActivations> depths;
   std::vector<Buffer> d_normed;  // [rows, hidden] of the end and of every depth
   Buffer d_stream;               // [rows, hidden], of the call that goes backward
-  Buffer d_shared_keys;          // [rows, 1, dim_qk], of all depths but the first
+  Buffer d_shared_keys;          // [keys, 1, dim_qk], of all depths but the first
   std::size_t depths_ran = 0;
   bool ran = false;  // forward, and not yet backward
 

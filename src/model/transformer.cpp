@@ -21,6 +21,9 @@ void check_batch(const Batch& batch, const ModelConfig& config, bool with_target
                  "batch.{} must have one entry per token, {}, got {}", name, rows, size);
   };
   WINNOW_CHECK(kName, rows >= 1, "a batch needs at least one row, got {}", rows);
+  WINNOW_CHECK(kName, !batch.context || rows == batch.context->rows(),
+               "a batch with context must hold this rank's {} rows (cut_batch), got {}",
+               batch.context->rows(), rows);
   if (with_targets) check_rows("targets", batch.targets.size());
   check_rows("positions", batch.positions.size());
   check_rows("ranges.starts", batch.ranges.starts.size());
@@ -112,6 +115,7 @@ attention::Rows rows_of(const Batch& batch) {
   view.positions = batch.positions;
   view.starts = make_tensor(batch.ranges.starts.data(), DType::kI32, {rows});
   view.ends = make_tensor(batch.ranges.ends.data(), DType::kI32, {rows});
+  view.context = batch.context.get();
   return view;
 }
 
@@ -119,8 +123,13 @@ attention::Rows rows_of(const Batch& batch) {
 void begin(const Batch& batch, const StepOptions& options, const ModelConfig& config,
            PassState& state) {
   state.batch = &batch;
+  state.context = batch.context;
   state.rows = rows_of(batch);
-  state.capacity = state.rows.count();
+  if (state.context) {
+    state.context->check_agreement();
+    state.context_version = state.context->tables().version();
+  }
+  state.capacity = state.rows.keys();
   state.options = options;
   const bool backward = options.backward && options.mode != AttentionMode::kWarmup;
   state.options.backward = backward;
@@ -263,13 +272,17 @@ IndexRuns Transformer::backward(Pass& pass) {
   PassState& state = *pass.state_;
   WINNOW_CHECK(kName, state.ran, "a pass goes backward once, after a forward with backward set");
   state.ran = false;
+  WINNOW_CHECK(kName, !state.context || state.context->tables().version() == state.context_version,
+               "the context tables of a pass were refreshed before its backward, which still needs "
+               "them: run it first, or use tables of its own for every pass in flight");
   const IndexRuns before = indexers_so_far(net.memory);
   const std::int64_t rows = state.rows.count(), hidden = net.config.attention.hidden_size;
+  const std::int64_t keys = state.rows.keys();
   const Tensor& d_stream = state.d_stream.fit(net.dtype, {rows, hidden});
   if (state.depths_ran > 0 && net.config.mtp_shared_components.latent_kv) {
     const attention::AttentionConfig& a = net.config.attention;
     const Tensor& d_keys =
-        state.d_shared_keys.fit(net.dtype, {rows, 1, a.kv_lora_rank + a.qk_rope_head_dim});
+        state.d_shared_keys.fit(net.dtype, {keys, 1, a.kv_lora_rank + a.qk_rope_head_dim});
     std::memset(d_keys.data, 0,
                 static_cast<std::size_t>(d_keys.elements() * dtype_bytes(net.dtype)));
   }

@@ -14,7 +14,8 @@
 namespace winnow::model {
 
 // Rows of one micro-batch: packed sequences; what a row sees is said by `ranges`, whose keys are
-// the same rows.
+// the same rows. With context parallelism they are one rank's part of them (model/cut_batch.h), and
+// the keys of the ranges are the rows of all ranks, in order of position.
 struct Batch {
   std::vector<std::int32_t> tokens;     // [rows]
   std::vector<std::int32_t> targets;    // [rows], the next token; -1: no loss
@@ -26,6 +27,12 @@ struct Batch {
   // For multi-token prediction, [depths][rows]: the token that depth d reads beside the row's
   // state, and the one that it is to predict (-1: no loss).
   std::vector<std::vector<std::int32_t>> mtp_tokens, mtp_targets;
+  // Sequence g is the rows [cu_seqlens[g], cu_seqlens[g + 1]), of all ranks; rows after the last are
+  // padding. For whoever cuts the batch; may be left out otherwise.
+  std::vector<std::int64_t> cu_seqlens;
+  // Who holds the other rows; null: nobody. A pass goes backward with the group of its forward,
+  // whatever the batch says by then.
+  std::shared_ptr<const attention::ContextGroup> context;
 };
 
 // Fills mtp_tokens and mtp_targets from the targets: depth d of a row reads the target of the row d
@@ -52,6 +59,8 @@ struct IndexRuns {
   double seconds = 0;
 };
 
+// With context parallelism: of this rank's rows. Sums add up over the ranks, and so do the gradients
+// of parameters; attention_mass_caught is that of all ranks' rows on every rank.
 struct StepResult {
   double nll = 0;           // summed over rows with a target
   std::int64_t tokens = 0;  // rows with a target

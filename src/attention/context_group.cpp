@@ -1,0 +1,102 @@
+#include "attention/context_group.h"
+
+#include <cstring>
+#include <span>
+#include <string>
+
+#include "base/check.h"
+#include "comm/collectives.h"
+#include "nn/rows.h"
+
+namespace winnow::attention {
+namespace {
+
+constexpr char kName[] = "context_parallel";
+
+// Bytes of one row of a contiguous tensor.
+std::int64_t row_bytes(const Tensor& t) {
+  std::int64_t elements = 1;
+  for (int axis = 1; axis < t.rank; ++axis) elements *= t.shape[static_cast<std::size_t>(axis)];
+  return elements * dtype_bytes(t.dtype);
+}
+
+std::span<std::byte> bytes_of(const Tensor& t) {
+  return {t.as<std::byte>(), static_cast<std::size_t>(t.elements() * dtype_bytes(t.dtype))};
+}
+
+// to[i] = from[order[i]], rows of `bytes` bytes.
+void copy_in_order(const std::byte* from, std::span<const std::int64_t> order, std::int64_t bytes,
+                   std::byte* to) {
+  nn::for_rows(static_cast<std::int64_t>(order.size()), [&](std::int64_t i) {
+    std::memcpy(to + i * bytes, from + order[static_cast<std::size_t>(i)] * bytes,
+                static_cast<std::size_t>(bytes));
+  });
+}
+
+void check_rows(const Tensor& t, std::int64_t rows, const char* name) {
+  WINNOW_CHECK(kName, t.contiguous() && t.rank >= 1 && t.shape[0] == rows,
+               "{} must be contiguous with {} rows, got {}", name, rows, shape_text(t));
+}
+
+}  // namespace
+
+ContextGroup::ContextGroup(Communicator& ranks, ContextTables tables)
+    : ranks_(ranks), tables_(std::move(tables)) {
+  const ContextGeometry& g = tables_.geometry();
+  WINNOW_CHECK(kName, g.cp_size == ranks.size() && g.cp_rank == ranks.rank(),
+               "tables of rank {} of {} cannot serve rank {} of {}", g.cp_rank, g.cp_size,
+               ranks.rank(), ranks.size());
+}
+
+void ContextGroup::check_agreement() const {
+  struct Part {
+    std::int64_t rows = 0;
+    std::uint64_t sequences = 14695981039346656037u;  // FNV-1a of their boundaries
+  };
+  Part mine;
+  mine.rows = rows();
+  for (const std::int64_t boundary : tables_.cu_seqlens()) {
+    mine.sequences = (mine.sequences ^ static_cast<std::uint64_t>(boundary)) * 1099511628211u;
+  }
+  std::vector<Part> all(static_cast<std::size_t>(ranks_.size()));
+  comm::all_gather(ranks_, std::span<const Part>(&mine, 1), std::span(all));
+  std::string rows;
+  bool same_rows = true, same_sequences = true;
+  for (const Part& part : all) {
+    rows += fmt::format("{}{}", rows.empty() ? "" : ", ", part.rows);
+    same_rows = same_rows && part.rows == all[0].rows;
+    same_sequences = same_sequences && part.sequences == all[0].sequences;
+  }
+  WINNOW_CHECK(kName, same_rows,
+               "every rank must hold as many rows, padding included, got {}: cut "
+               "the batch with one number of local rows",
+               rows);
+  WINNOW_CHECK(kName, same_sequences,
+               "the {} ranks must hold parts of the same sequences, and their boundaries differ: "
+               "cut one batch on all of them",
+               ranks_.size());
+}
+
+void ContextGroup::gather(const Tensor& mine, const Tensor& all, Buffer& exchanged) const {
+  check_rows(mine, rows(), "a rank's part");
+  check_rows(all, keys(), "what is gathered");
+  const std::int64_t bytes = row_bytes(mine);
+  const Tensor& received = exchanged.fit(DType::kU8, {keys(), bytes});
+  ranks_.all_gather(bytes_of(mine), bytes_of(received));
+  copy_in_order(received.as<std::byte>(), tables_.key_order(), bytes, all.as<std::byte>());
+}
+
+void ContextGroup::scatter_sum(const Tensor& all, const Tensor& mine, Buffer& exchanged) const {
+  check_rows(mine, rows(), "a rank's part");
+  check_rows(all, keys(), "what is scattered");
+  const std::int64_t bytes = row_bytes(mine);
+  const Tensor& sent = exchanged.fit(DType::kU8, {keys(), bytes});
+  copy_in_order(all.as<std::byte>(), tables_.inverse(), bytes, sent.as<std::byte>());
+  nn::with_real(mine.dtype, [&]<class T>(T) {
+    const std::span<const T> parts(sent.as<T>(), static_cast<std::size_t>(all.elements()));
+    const std::span<T> sums(mine.as<T>(), static_cast<std::size_t>(mine.elements()));
+    comm::reduce_scatter_sum(ranks_, parts, sums);
+  });
+}
+
+}  // namespace winnow::attention
