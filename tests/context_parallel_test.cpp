@@ -82,5 +82,48 @@ TEST(ContextParallel, UnpaddedLengthsAreRefused) {
   EXPECT_THROW(inverse_order(Numbers{0, 2}), Error);
 }
 
+void expect_tables(const ContextTables& tables, const Numbers& cu, const ContextGeometry& g) {
+  const auto equal = [](std::span<const std::int64_t> a, const Numbers& b) {
+    return std::ranges::equal(a, b);
+  };
+  const Numbers order = context_parallel_key_order(cu, g.cp_size, g.local_rows);
+  EXPECT_EQ(tables.geometry(), g);
+  EXPECT_EQ(tables.keys(), g.cp_size * g.local_rows);
+  EXPECT_TRUE(equal(tables.cu_seqlens(), cu));
+  EXPECT_TRUE(equal(tables.positions(),
+                    context_parallel_positions(cu, g.cp_size, g.cp_rank, g.local_rows)));
+  EXPECT_TRUE(equal(tables.key_order(), order));
+  EXPECT_TRUE(equal(tables.inverse(), inverse_order(order)));
+}
+
+TEST(ContextTables, HoldWhatARankNeeds) {
+  for (const std::int64_t rank : {0, 1}) {
+    const Numbers cu = {0, 8, 8, 16};
+    expect_tables(ContextTables(cu, 2, rank, 8), cu, {2, rank, 8, true});
+    expect_tables(ContextTables(cu, 2, rank, 9), cu, {2, rank, 9, false});
+  }
+  expect_tables(ContextTables(Numbers{0, 0, 0}, 4, 3, 2), {0, 0, 0}, {4, 3, 2, false});
+}
+
+// Other sequences of equal geometry, in the memory of the old ones; nothing else, and then the old
+// ones stay.
+TEST(ContextTables, AreRefreshedInPlace) {
+  ContextTables tables(Numbers{0, 8, 16}, 2, 1, 8);
+  const std::int64_t* memory[] = {tables.positions().data(), tables.key_order().data(),
+                                  tables.inverse().data()};
+  const Numbers fresh = {0, 4, 4, 12, 16};
+  tables.refresh(fresh);
+  expect_tables(tables, fresh, {2, 1, 8, true});
+  EXPECT_EQ(tables.version(), 1);
+  for (const Numbers& other : {Numbers{0, 12}, Numbers{0, 20}, Numbers{0, 7, 16}}) {
+    EXPECT_THROW(tables.refresh(other), Error);
+  }
+  expect_tables(tables, fresh, {2, 1, 8, true});
+  EXPECT_EQ(tables.version(), 1);
+  EXPECT_EQ(tables.positions().data(), memory[0]);
+  EXPECT_EQ(tables.key_order().data(), memory[1]);
+  EXPECT_EQ(tables.inverse().data(), memory[2]);
+}
+
 }  // namespace
 }  // namespace winnow

@@ -1,6 +1,8 @@
 #include "attention/layer.h"
 
+#include "base/arithmetic.h"
 #include "base/check.h"
+#include "base/row_range.h"
 #include "nn/pointwise.h"
 #include "ops/values.h"
 #include "winnow/sparse_attention.h"
@@ -122,6 +124,7 @@ void Layer::backward(const Tensor& x, const Rows& rows, const LayerOptions& opti
     a.d_value = memory.d_value.fit(dtype_, {rows.keys(), c_.kv_heads, c_.v_head_dim});
   }
   call(sparse_attention_backward, sparse_attention_backward_workspace_bytes, a, memory.scratch);
+  counted_flops() += 2 * attention_flops(pairs(rows, core.sparse ? core.selected : Selection()));
 
   projection_->query_backward(x, rows, kept, a.d_query, d_x, memory);
   if (options.shared_keys) {
@@ -173,6 +176,39 @@ void Layer::attend(const Rows& rows, const Keys& keys, const Tensor& query,
   a.output = attended;
   a.lse = lse;
   call(sparse_attention, sparse_attention_workspace_bytes, a, memory.scratch);
+  counted_flops() += attention_flops(pairs(rows, selection));
+}
+
+double Layer::visible_pairs(const Rows& rows) {
+  double pairs = 0;
+  for (std::int64_t i = 0; i < rows.count(); ++i) {
+    pairs += static_cast<double>(row_range(rows.starts, rows.ends, i, rows.keys()).length());
+  }
+  return pairs;
+}
+
+double Layer::pairs(const Rows& rows, const Selection& selection) {
+  if (selection.empty()) return visible_pairs(rows);
+  double pairs = 0;
+  for (std::int64_t i = 0; i < rows.count(); ++i) {
+    pairs += static_cast<double>(selection.topk_lengths.as<std::int32_t>()[i]);
+  }
+  return pairs;
+}
+
+double Layer::logit_flops(double pairs) const {
+  const bool mla = c_.kind == AttentionKind::kMla;
+  const std::int64_t dim_qk = (mla ? c_.kv_lora_rank : c_.qk_nope_head_dim) + c_.qk_rope_head_dim;
+  return 2 * pairs * static_cast<double>(c_.heads * dim_qk);
+}
+
+double Layer::attention_flops(double pairs) const {
+  const std::int64_t dim_v = c_.kind == AttentionKind::kMla ? c_.kv_lora_rank : c_.v_head_dim;
+  return logit_flops(pairs) + 2 * pairs * static_cast<double>(c_.heads * dim_v);
+}
+
+double Layer::index_flops(double pairs) const {
+  return 2 * pairs * static_cast<double>(c_.indexer.index_heads * c_.indexer.index_dim);
 }
 
 }  // namespace winnow::attention

@@ -93,6 +93,12 @@ class Layer {
   };
   Keys keys_of(const KeyCache& cache, std::int64_t keys) const;
   void check(const LayerOptions& options) const;
+  // For counted_flops(): pairs of a row and a key that it sees, or of those selected.
+  static double visible_pairs(const Rows& rows);
+  static double pairs(const Rows& rows, const Selection& selection);
+  double logit_flops(double pairs) const;
+  double attention_flops(double pairs) const;  // of logits and values
+  double index_flops(double pairs) const;      // of scores
   void make_keys(const Tensor& x, const Rows& rows, const Kept& kept, Memory& memory) const;
   void make_index_keys(const Tensor& x, const Rows& rows, const LayerOptions& options,
                        const Kept& kept, Memory& memory) const;

@@ -4,6 +4,7 @@
 #include <tuple>
 
 #include "attention/layer.h"
+#include "base/arithmetic.h"
 #include "base/numbers.h"
 #include "base/row_range.h"
 #include "comm/collectives.h"
@@ -36,6 +37,7 @@ void Layer::targets(const Rows& rows, const Keys& keys, const Tensor& lse, const
   a.softmax_scale = c_.softmax_scale();
   a.attention_target = memory.target.fit(dtype_, {rows.count(), c_.indexer.topk});
   call(attention_target, attention_target_workspace_bytes, a, memory.scratch);
+  counted_flops() += logit_flops(pairs(rows, kept.core.selected));
 }
 
 double Layer::sparse_loss(const Tensor& x, const Rows& rows, const Keys& keys,
@@ -68,6 +70,7 @@ double Layer::sparse_loss(const Tensor& x, const Rows& rows, const Keys& keys,
     a.d_index_key = memory.d_index_key;
     a.d_index_weights = memory.d_index_weights;
     call(index_scores_at_backward, index_scores_at_backward_workspace_bytes, a, memory.scratch);
+    counted_flops() += 2 * index_flops(pairs(rows, kept.core.selected));
     indexer_backward(x, rows, kept, memory);
   }
   return sum(memory.kl);
@@ -94,6 +97,8 @@ double Layer::dense_loss(const Tensor& x, const Rows& rows, const Keys& keys,
   a.d_index_key = memory.d_index_key;
   a.d_index_weights = memory.d_index_weights;
   call(dense_index_loss, dense_index_loss_workspace_bytes, a, memory.scratch);
+  const double seen = visible_pairs(rows);
+  counted_flops() += logit_flops(seen) + 3 * index_flops(seen);
   if (options.index_gradient) indexer_backward(x, rows, kept, memory);
   return sum(memory.kl);
 }

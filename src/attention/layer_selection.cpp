@@ -2,6 +2,7 @@
 #include <cmath>
 
 #include "attention/layer.h"
+#include "base/arithmetic.h"
 #include "base/check.h"
 #include "ops/values.h"
 #include "winnow/index_scores_at.h"
@@ -80,6 +81,7 @@ Selection Layer::select(const Rows& rows, const Keys& keys, const LayerOptions& 
     a.topk_lengths = into.topk_lengths.fit(DType::kI32, {n});
     a.topk_scores = mxfp8 ? memory.selection_scores.fit(DType::kF32, {n, topk}) : scores;
     call(index_topk, index_topk_workspace_bytes, a, memory.scratch);
+    counted_flops() += index_flops(visible_pairs(rows));
     ++memory.selections;
     if (mxfp8) drop_unusable(a.topk_scores, into);
   }
@@ -97,6 +99,7 @@ Selection Layer::select(const Rows& rows, const Keys& keys, const LayerOptions& 
     a.relu = c_.indexer.relu;
     a.topk_scores = scores;
     call(index_scores_at, index_scores_at_workspace_bytes, a, memory.scratch);
+    counted_flops() += index_flops(pairs(rows, {into.topk_indices, into.topk_lengths, {}, {}}));
   }
   Selection selection{into.topk_indices, into.topk_lengths, rows.starts, rows.ends};
   selection.rows_nonempty = sparse && rows_nonempty(rows, selection);

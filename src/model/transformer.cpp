@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "base/arithmetic.h"
 #include "base/check.h"
 #include "model/network.h"
 #include "nn/embedding.h"
@@ -208,12 +209,14 @@ const ModelConfig& Transformer::config() const { return network_->config; }
 ParameterList& Transformer::parameters() { return network_->parameters; }
 
 StepResult Transformer::step(const Batch& batch, const StepOptions& options) {
+  const double before = counted_flops();
   StepResult result = forward(batch, options, network_->own_pass);
   if (network_->own_pass.state_->ran) {
     const IndexRuns again = backward(network_->own_pass);
     result.index_runs.replay = again.replay;
     result.index_runs.seconds += again.seconds;
   }
+  result.flops = counted_flops() - before;
   return result;
 }
 
@@ -231,6 +234,7 @@ StepResult Transformer::forward(const Batch& batch, const StepOptions& options, 
   check_mtp_tokens(batch, depths, net.config, !warmup);
 
   const IndexRuns before = indexers_so_far(net.memory);
+  const double flops_before = counted_flops();
   const attention::ForwardSharing::Scope scope(state.sharing);
   std::vector<attention::LayerResult> results;
   const std::int64_t rows = state.rows.count(), hidden = net.config.attention.hidden_size;
@@ -262,6 +266,7 @@ StepResult Transformer::forward(const Batch& batch, const StepOptions& options, 
   for (const attention::LayerResult& r : results) {
     if (options.measure_selection) result.attention_mass_caught.push_back(r.attention_mass_caught);
   }
+  result.flops = counted_flops() - flops_before;
   state.depths_ran = depths;
   state.ran = options.backward && !warmup;
   return result;

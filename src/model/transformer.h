@@ -72,6 +72,7 @@ struct StepResult {
   std::vector<double> mtp_nll;           // per depth, summed over rows with a target
   std::vector<std::int64_t> mtp_tokens;  // per depth, rows with a target
   IndexRuns index_runs;
+  double flops = 0;  // counted (base/arithmetic.h), those of replays included
 };
 
 // One micro-batch between its forward and its backward: what its layers keep, and what they share.

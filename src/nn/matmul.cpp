@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "base/arithmetic.h"
 #include "base/run_first.h"
 #include "cpu/matmul.h"
 #include "nn/rows.h"
@@ -74,6 +75,8 @@ void matmul(const Tensor& a, const Tensor& b, const Tensor& c, bool accumulate) 
   static thread_local Scratch scratch;  // grows to the largest call of this thread
   const MatmulArgs args{a, b, c, accumulate};
   check(args);
+  counted_flops() += 2 * static_cast<double>(a.shape[0]) * static_cast<double>(a.shape[1]) *
+                     static_cast<double>(b.shape[1]);
   run_first(kName, kList, Device{}, args,
             scratch.get(workspace_bytes_of(kName, kList, Device{}, args)));
 }
