@@ -129,6 +129,46 @@ TEST(CutBatch, DepthsReadTheWholeSequence) {
   for (const std::int64_t ranks : {2, 4, 8}) expect_every_row_once(batch, shares(batch, ranks));
 }
 
+// What ranks exchange, in blocks of rows of any size: keys in order of position, and sums in the
+// order of ranks of what belongs to a rank's rows.
+TEST(ContextGroup, GathersAndScattersInBlocksOfAnySize) {
+  const Boundaries cu = {0, 16, 16, 24};
+  constexpr std::int64_t kRanks = 4, kRows = 8, kKeys = kRanks * kRows, kWidth = 3;
+  const auto key = [](std::int64_t position, std::int64_t channel) {
+    return static_cast<float>(position * 10 + channel);
+  };
+  // Of very different sizes, so that another order gives other bits.
+  const auto gradient = [](std::int64_t rank, std::int64_t position, std::int64_t channel) {
+    const float scale[] = {1, 1e8F, -1e8F, 1e-3F};
+    return scale[(rank + position) % 4] * (1 + static_cast<float>(position * 3 + channel) / 64) / 3;
+  };
+  for (const std::int64_t bytes : {1, 2 * 4 * 12, 3 * 4 * 12, 7 * 4 * 12, 1 << 20}) {
+    run_ranks(kRanks, [&](ThreadCommunicator& group) {
+      const attention::ContextGroup context(group, ContextTables(cu, kRanks, group.rank(), kRows),
+                                            bytes);
+      const auto positions = context.tables().positions();
+      Array mine(DType::kF32, {kRows, kWidth}), all(DType::kF32, {kKeys, kWidth});
+      for (std::int64_t i = 0; i < kRows * kWidth; ++i) {
+        mine.as<float>()[i] = key(positions[static_cast<std::size_t>(i / kWidth)], i % kWidth);
+      }
+      attention::Buffer exchanged;
+      context.gather(mine, all, exchanged);
+      for (std::int64_t i = 0; i < kKeys * kWidth; ++i) {
+        EXPECT_EQ(all.as<float>()[i], key(i / kWidth, i % kWidth)) << bytes;
+        all.as<float>()[i] = gradient(group.rank(), i / kWidth, i % kWidth);
+      }
+      context.scatter_sum(all, mine, exchanged);
+      for (std::int64_t i = 0; i < kRows * kWidth; ++i) {
+        const std::int64_t position = positions[static_cast<std::size_t>(i / kWidth)];
+        float sum = gradient(0, position, i % kWidth);
+        for (std::int64_t r = 1; r < kRanks; ++r) sum += gradient(r, position, i % kWidth);
+        EXPECT_EQ(mine.as<float>()[i], sum) << bytes;
+      }
+      EXPECT_LE(exchanged.view().elements(), std::max<std::int64_t>(bytes, 4 * 12));
+    });
+  }
+}
+
 TEST(CutBatch, RefusesWhatItCannotCut) {
   run_ranks(4, [](ThreadCommunicator& group) {
     const std::int64_t rank = group.rank();

@@ -6,8 +6,10 @@
 #include <cstddef>
 #include <thread>
 
+#include "model/cut_batch.h"
 #include "plan/memory.h"
 #include "plan/plan.h"
+#include "tests/thread_ranks.h"
 #include "tests/tiny_models.h"
 #include "train/optimizer.h"
 
@@ -195,12 +197,7 @@ model::ModelConfig small_model() {
 
 // The highest number of bytes that a step holds, of weights, gradients, optimizer and everything
 // else.
-double measured(const PlanConfig& c) {
-  const auto length = static_cast<std::int32_t>(c.context);
-  model::Batch batch = model::packed_batch({length}, 256, 1);
-  model::add_mtp_tokens(batch, c.model.mtp_depths);
-  const std::int64_t before = held;
-  peak = before;
+void train_step(const PlanConfig& c, const model::Batch& batch) {
   model::Transformer transformer(c.model, DType::kF32, 1);
   train::AdamW optimizer(transformer.parameters(), {});
   model::StepOptions options;
@@ -212,11 +209,27 @@ double measured(const PlanConfig& c) {
   }
   transformer.step(batch, options);
   optimizer.step(1e-3, {});
-  return static_cast<double>(peak - before);
+}
+
+// Of one rank. All of a context group run here, as threads, and wait for each other.
+double measured(const PlanConfig& c) {
+  const auto length = static_cast<std::int32_t>(c.context);
+  model::Batch batch = model::packed_batch({length}, 256, 1);
+  model::add_mtp_tokens(batch, c.model.mtp_depths);
+  const std::int64_t before = held;
+  peak = before;
+  if (c.cp == 1) {
+    train_step(c, batch);
+  } else {
+    testing::run_ranks(c.cp, [&](testing::ThreadCommunicator& group) {
+      train_step(c, model::share_batch(batch, group));
+    });
+  }
+  return static_cast<double>(peak - before) / static_cast<double>(c.cp);
 }
 
 TEST(PlanMemory, AStepTakesWhatWasPlanned) {
-  std::vector<PlanConfig> plans(8, config_of(small_model()));
+  std::vector<PlanConfig> plans(12, config_of(small_model()));
   for (PlanConfig& c : plans) c.context = 512;
   plans[1].recompute.full = true;
   plans[2].recompute.core_attention = plans[2].recompute.mlp = true;
@@ -228,7 +241,13 @@ TEST(PlanMemory, AStepTakesWhatWasPlanned) {
   plans[7].model.mtp_depths = 3;
   plans[7].model.mtp_shared_components = {true, true};
   plans[7].recompute.full = true;
+  for (const std::size_t i : {8, 9, 10, 11}) plans[i].cp = 2;
+  plans[9].recompute.full = true;
+  plans[10].stages = plans[4].stages;
+  plans[11] = plans[7];
+  plans[11].cp = 4;
   for (std::size_t i = 0; i < plans.size(); ++i) {
+    const testing::ThreadsGuard threads(plans[i].cp > 1 ? 1 : num_threads());
     const double planned = memory_of(plans[i]).total();
     double real = 0;  // in a thread of its own: what a thread keeps for later calls counts, too
     std::thread([&] { real = measured(plans[i]); }).join();

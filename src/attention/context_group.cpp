@@ -1,5 +1,6 @@
 #include "attention/context_group.h"
 
+#include <algorithm>
 #include <cstring>
 #include <span>
 #include <string>
@@ -24,15 +25,6 @@ std::span<std::byte> bytes_of(const Tensor& t) {
   return {t.as<std::byte>(), static_cast<std::size_t>(t.elements() * dtype_bytes(t.dtype))};
 }
 
-// to[i] = from[order[i]], rows of `bytes` bytes.
-void copy_in_order(const std::byte* from, std::span<const std::int64_t> order, std::int64_t bytes,
-                   std::byte* to) {
-  nn::for_rows(static_cast<std::int64_t>(order.size()), [&](std::int64_t i) {
-    std::memcpy(to + i * bytes, from + order[static_cast<std::size_t>(i)] * bytes,
-                static_cast<std::size_t>(bytes));
-  });
-}
-
 void check_rows(const Tensor& t, std::int64_t rows, const char* name) {
   WINNOW_CHECK(kName, t.contiguous() && t.rank >= 1 && t.shape[0] == rows,
                "{} must be contiguous with {} rows, got {}", name, rows, shape_text(t));
@@ -40,8 +32,8 @@ void check_rows(const Tensor& t, std::int64_t rows, const char* name) {
 
 }  // namespace
 
-ContextGroup::ContextGroup(Communicator& ranks, ContextTables tables)
-    : ranks_(ranks), tables_(std::move(tables)) {
+ContextGroup::ContextGroup(Communicator& ranks, ContextTables tables, std::int64_t exchange_bytes)
+    : ranks_(ranks), tables_(std::move(tables)), exchange_bytes_(exchange_bytes) {
   const ContextGeometry& g = tables_.geometry();
   WINNOW_CHECK(kName, g.cp_size == ranks.size() && g.cp_rank == ranks.rank(),
                "tables of rank {} of {} cannot serve rank {} of {}", g.cp_rank, g.cp_size,
@@ -80,23 +72,46 @@ void ContextGroup::check_agreement() const {
 void ContextGroup::gather(const Tensor& mine, const Tensor& all, Buffer& exchanged) const {
   check_rows(mine, rows(), "a rank's part");
   check_rows(all, keys(), "what is gathered");
-  const std::int64_t bytes = row_bytes(mine);
-  const Tensor& received = exchanged.fit(DType::kU8, {keys(), bytes});
-  ranks_.all_gather(bytes_of(mine), bytes_of(received));
-  copy_in_order(received.as<std::byte>(), tables_.key_order(), bytes, all.as<std::byte>());
+  const std::int64_t bytes = row_bytes(mine), most = rows_at_once(bytes), ranks = ranks_.size();
+  if (bytes == 0) return;
+  for (std::int64_t first = 0; first < rows(); first += most) {
+    const std::int64_t count = std::min(most, rows() - first);
+    const Tensor& received = exchanged.fit(DType::kU8, {ranks * count, bytes});
+    ranks_.all_gather(bytes_of(mine.rows(first, count)), bytes_of(received));
+    nn::for_rows(ranks * count, [&](std::int64_t i) {
+      std::memcpy(all.as<std::byte>() + position(i / count, first + i % count) * bytes,
+                  received.as<std::byte>() + i * bytes, static_cast<std::size_t>(bytes));
+    });
+  }
 }
 
 void ContextGroup::scatter_sum(const Tensor& all, const Tensor& mine, Buffer& exchanged) const {
   check_rows(mine, rows(), "a rank's part");
   check_rows(all, keys(), "what is scattered");
-  const std::int64_t bytes = row_bytes(mine);
-  const Tensor& sent = exchanged.fit(DType::kU8, {keys(), bytes});
-  copy_in_order(all.as<std::byte>(), tables_.inverse(), bytes, sent.as<std::byte>());
-  nn::with_real(mine.dtype, [&]<class T>(T) {
-    const std::span<const T> parts(sent.as<T>(), static_cast<std::size_t>(all.elements()));
-    const std::span<T> sums(mine.as<T>(), static_cast<std::size_t>(mine.elements()));
-    comm::reduce_scatter_sum(ranks_, parts, sums);
-  });
+  const std::int64_t bytes = row_bytes(mine), most = rows_at_once(bytes), ranks = ranks_.size();
+  if (bytes == 0) return;
+  for (std::int64_t first = 0; first < rows(); first += most) {
+    const std::int64_t count = std::min(most, rows() - first);
+    const Tensor& sent = exchanged.fit(DType::kU8, {ranks * count, bytes});
+    nn::for_rows(ranks * count, [&](std::int64_t i) {
+      std::memcpy(sent.as<std::byte>() + i * bytes,
+                  all.as<std::byte>() + position(i / count, first + i % count) * bytes,
+                  static_cast<std::size_t>(bytes));
+    });
+    const Tensor part = mine.rows(first, count);
+    nn::with_real(mine.dtype, [&]<class T>(T) {
+      const auto size = static_cast<std::size_t>(part.elements());
+      comm::reduce_scatter_sum(
+          ranks_, std::span<const T>(sent.as<T>(), size * static_cast<std::size_t>(ranks)),
+          std::span<T>(part.as<T>(), size));
+    });
+  }
+}
+
+// As many on every rank: they have the same rows.
+std::int64_t ContextGroup::rows_at_once(std::int64_t row_bytes) const {
+  return std::max<std::int64_t>(
+      1, exchange_bytes_ / std::max<std::int64_t>(1, row_bytes * ranks_.size()));
 }
 
 }  // namespace winnow::attention

@@ -15,10 +15,15 @@
 
 namespace winnow::attention {
 
+// Most bytes of an exchange that are in memory beside what is gathered or scattered: longer ones go
+// in blocks of rows. No bit depends on it.
+inline constexpr std::int64_t kExchangeBytes = std::int64_t{1} << 24;
+
 class ContextGroup {
  public:
   // `ranks` must outlive it; the tables must be those of this rank among so many.
-  ContextGroup(Communicator& ranks, ContextTables tables);
+  ContextGroup(Communicator& ranks, ContextTables tables,
+               std::int64_t exchange_bytes = kExchangeBytes);
 
   Communicator& ranks() const { return ranks_; }
   const ContextTables& tables() const { return tables_; }
@@ -32,15 +37,21 @@ class ContextGroup {
   void check_agreement() const;
 
   // all [keys, ...]: row i is the row at position i, from the ranks' mine [rows, ...]. Both
-  // contiguous, of any dtype. `exchanged` holds the rows in the order of the ranks meanwhile.
+  // contiguous, apart, of any dtype.
   void gather(const Tensor& mine, const Tensor& all, Buffer& exchanged) const;
   // mine [rows, ...]: the sum over ranks of their all [keys, ...] at the positions of this rank's
   // rows. Both contiguous, f32 or f64.
   void scatter_sum(const Tensor& all, const Tensor& mine, Buffer& exchanged) const;
 
  private:
+  std::int64_t rows_at_once(std::int64_t row_bytes) const;
+  std::int64_t position(std::int64_t rank, std::int64_t row) const {
+    return tables_.inverse()[static_cast<std::size_t>(rank * rows() + row)];
+  }
+
   Communicator& ranks_;
   ContextTables tables_;
+  const std::int64_t exchange_bytes_;
 };
 
 }  // namespace winnow::attention

@@ -27,9 +27,6 @@ struct Batch {
   // For multi-token prediction, [depths][rows]: the token that depth d reads beside the row's
   // state, and the one that it is to predict (-1: no loss).
   std::vector<std::vector<std::int32_t>> mtp_tokens, mtp_targets;
-  // Sequence g is the rows [cu_seqlens[g], cu_seqlens[g + 1]), of all ranks; rows after the last are
-  // padding. For whoever cuts the batch; may be left out otherwise.
-  std::vector<std::int64_t> cu_seqlens;
   // Who holds the other rows; null: nobody. A pass goes backward with the group of its forward,
   // whatever the batch says by then.
   std::shared_ptr<const attention::ContextGroup> context;

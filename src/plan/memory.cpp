@@ -1,7 +1,9 @@
 #include "plan/memory.h"
 
 #include <algorithm>
+#include <cmath>
 
+#include "attention/context_group.h"
 #include "plan/flops.h"
 #include "plan/machine.h"
 #include "plan/workspace.h"
@@ -124,9 +126,31 @@ class Sizes {
         std::min(c_.rows(), std::max<std::int64_t>(64, (std::int64_t{1} << 22) / vocab));
     return number(chunk) * number(vocab + 1) * element_;
   }
-  double shared_key_gradient() const { return rows_ * dim_qk_ * kF32; }
+  double shared_key_gradient() const { return keys_ * dim_qk_ * kF32; }
+
+  // Context parallelism, while a layer runs: the rows' own keys before they are gathered, and their
+  // gradients after those of all ranks are summed; a block of rows on its way, and on the way back
+  // what is sent and what is received of it (attention/context_group.h).
+  double context(bool indexer, bool learns, bool backward) const {
+    const double ranks = number(c_.cp), kv_heads = mla() ? 1 : number(a_.kv_heads),
+                 index = indexer ? number(a_.indexer.index_dim) : 0,
+                 value = mla() ? 0 : kv_heads * dim_v_, key = kv_heads * dim_qk_;
+    double bytes = cache(indexer) / ranks;
+    if (learns) bytes += rows_ * index * kF32;
+    if (backward) bytes += rows_ * (key + value) * kF32;
+    const double there = exchange(std::max({key, value, index}) * element_);
+    double back = learns ? 2 * exchange(index * kF32) : 0;
+    if (backward) back = std::max(back, 2 * exchange(std::max(key, value) * kF32));
+    return bytes + std::max(there, back);
+  }
 
  private:
+  double exchange(double row_bytes) const {
+    const double most =
+        std::max(1.0, std::floor(number(attention::kExchangeBytes) / (row_bytes * number(c_.cp))));
+    return std::min(rows_, most) * number(c_.cp) * row_bytes;
+  }
+
   const PlanConfig& c_;
   const AttentionConfig& a_;
   const double rows_, keys_, element_, hidden_, heads_, dim_qk_, dim_v_;
@@ -307,6 +331,9 @@ StageMemory stage_memory(const PlanConfig& c, const PipelineLayout& layout, cons
   if (attends && !warmup) m.temporaries += s.attention_backward();
   if (indexes) m.temporaries += s.indexer();
   if (indexes && c.mode().index_loss) m.temporaries += s.index_loss(warmup);
+  if (attends && c.cp > 1) {
+    m.temporaries += s.context(indexes, indexes && c.mode().index_loss, !warmup);
+  }
   if (ends && !warmup) {
     m.temporaries += s.logits() + number(1 + depths) * s.stream();
   }
