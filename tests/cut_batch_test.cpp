@@ -146,10 +146,12 @@ TEST(ContextGroup, GathersAndScattersInBlocksOfAnySize) {
     run_ranks(kRanks, [&](ThreadCommunicator& group) {
       const attention::ContextGroup context(group, ContextTables(cu, kRanks, group.rank(), kRows),
                                             bytes);
-      const auto positions = context.tables().positions();
+      const auto position = [&](std::int64_t row) {  // among all keys, those of padding included
+        return context.tables().inverse()[static_cast<std::size_t>(group.rank() * kRows + row)];
+      };
       Array mine(DType::kF32, {kRows, kWidth}), all(DType::kF32, {kKeys, kWidth});
       for (std::int64_t i = 0; i < kRows * kWidth; ++i) {
-        mine.as<float>()[i] = key(positions[static_cast<std::size_t>(i / kWidth)], i % kWidth);
+        mine.as<float>()[i] = key(position(i / kWidth), i % kWidth);
       }
       attention::Buffer exchanged;
       context.gather(mine, all, exchanged);
@@ -159,9 +161,9 @@ TEST(ContextGroup, GathersAndScattersInBlocksOfAnySize) {
       }
       context.scatter_sum(all, mine, exchanged);
       for (std::int64_t i = 0; i < kRows * kWidth; ++i) {
-        const std::int64_t position = positions[static_cast<std::size_t>(i / kWidth)];
-        float sum = gradient(0, position, i % kWidth);
-        for (std::int64_t r = 1; r < kRanks; ++r) sum += gradient(r, position, i % kWidth);
+        const std::int64_t at = position(i / kWidth);
+        float sum = gradient(0, at, i % kWidth);
+        for (std::int64_t r = 1; r < kRanks; ++r) sum += gradient(r, at, i % kWidth);
         EXPECT_EQ(mine.as<float>()[i], sum) << bytes;
       }
       EXPECT_LE(exchanged.view().elements(), std::max<std::int64_t>(bytes, 4 * 12));

@@ -19,7 +19,6 @@ using Places = std::vector<std::int64_t>;
 std::vector<std::int32_t> take(const std::vector<std::int32_t>& from, const Places& places,
                                std::int32_t otherwise) {
   std::vector<std::int32_t> to;
-  if (from.empty()) return to;  // targets may be left out
   to.reserve(places.size());
   for (const std::int64_t place : places) {
     to.push_back(place < 0 ? otherwise : from[static_cast<std::size_t>(place)]);
@@ -30,7 +29,9 @@ std::vector<std::int32_t> take(const std::vector<std::int32_t>& from, const Plac
 Batch take_rows(const Batch& batch, const Places& places) {
   Batch to;
   to.tokens = take(batch.tokens, places, kToken);
-  to.targets = take(batch.targets, places, kNoTarget);
+  if (batch.targets.size() == batch.tokens.size()) {  // they may be left out
+    to.targets = take(batch.targets, places, kNoTarget);
+  }
   to.positions = take(batch.positions, places, kPosition);
   to.ranges.starts = take(batch.ranges.starts, places, kNoKey);
   to.ranges.ends = take(batch.ranges.ends, places, kNoKey);
