@@ -142,15 +142,14 @@ inline ContextOutcome run_shared(Transformer& model, const Batch& batch, const S
 // Every row's forward has the same bits: products, scores, selections and attention of a row are
 // chains over channels and over its keys in ascending order, and padding and cuts change neither.
 // Sums over rows are formed in another order: of losses, which are sums in double, and of gradients
-// of keys and parameters. With n rows, a sum in another order is within 2 n u of the sum of its
-// terms' magnitudes (u = 2^-53, or 2^-24 in f32). A gradient comes through at most two such sums per
-// call of a block (of its keys, of the parameter itself), and, for the MTP's, through three calls
-// more than there are layers. With n <= 64 and at most 5 calls that is 2 * 64 * 10 u = 1280 u of
-// the magnitudes, and the magnitudes of these models add up to less than 32 times the largest
-// gradient of the parameter: 5e-12 of it in double, and 2.5e-3 in f32, where the worst case of n
-// roundings in one direction says little. In f32 the selections and the forward's bits are the
-// check, and the bound that n roundings in random directions (sqrt(2 n) in place of 2 n) would give.
-inline double gradient_bound(DType dtype) { return dtype == DType::kF64 ? 5e-12 : 3e-4; }
+// of keys and parameters. A sum of n terms in another order is off by about sqrt(2 n) u of their
+// magnitudes (u = 2^-53, or 2^-24 in f32; 2 n u if all roundings went one way). A gradient comes
+// through at most two such sums per call of a block, of its keys and of the parameter itself. With
+// n <= 64 rows and at most 5 calls, roundings that do not know of each other add up to
+// sqrt(2 * 64) * sqrt(10) u = 36 u of the magnitudes, and these to at most four times the largest
+// gradient of the parameter: 144 u of it, 1e-5 in f32 and 2e-14 in double. (Measured: 28 u.) A row
+// or a rank that is missing, or counted twice, is off by 1e-2 and more.
+inline double gradient_bound(DType dtype) { return dtype == DType::kF64 ? 2e-14 : 1e-5; }
 
 inline void expect_same(const ContextOutcome& shared, const ContextOutcome& alone, DType dtype) {
   const double losses = 1e-13;  // sums of numbers that have the same bits, in double
