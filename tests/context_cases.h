@@ -54,35 +54,6 @@ inline ContextOutcome run_alone(const ModelConfig& config, DType dtype, const Ba
   return o;
 }
 
-// The rows of all ranks [keys, width], without padding, in the order of `batch`, which has been
-// padded to `padded`.
-template <class T>
-std::vector<T> whole_rows(const Batch& mine, const Tensor& rows,
-                          const std::vector<std::int64_t>& cu_seqlens) {
-  const attention::ContextGroup& context = *mine.context;
-  const std::int64_t width = rows.shape[1];
-  Array all(rows.dtype, {context.keys(), width});
-  Buffer exchanged;
-  context.gather(rows, all, exchanged);
-  std::vector<T> whole;
-  for (std::size_t g = 0; g + 1 < cu_seqlens.size(); ++g) {
-    const T* first = all.as<T>() + mine.cu_seqlens[g] * width;
-    whole.insert(whole.end(), first, first + (cu_seqlens[g + 1] - cu_seqlens[g]) * width);
-  }
-  return whole;
-}
-
-// Ids of keys of the padded sequences become those of the sequences as they were.
-inline void unpad_ids(std::vector<std::int32_t>& ids, const std::vector<std::int64_t>& padded,
-                      const std::vector<std::int64_t>& plain) {
-  for (std::int32_t& id : ids) {
-    if (id < 0) continue;
-    const auto g = std::upper_bound(padded.begin(), padded.end(), id) - padded.begin() - 1;
-    id += static_cast<std::int32_t>(plain[static_cast<std::size_t>(g)] -
-                                    padded[static_cast<std::size_t>(g)]);
-  }
-}
-
 inline void sum_over(Communicator& group, std::vector<double>& values) {
   comm::sum(group, std::span(values));
 }
@@ -120,19 +91,11 @@ inline ContextOutcome run_shared(Transformer& model, const Batch& batch, const S
   o.gradients = gradients_of(model);
   for (const Tensor& ids : model.selections()) {
     o.selections.emplace_back();
-    if (ids.empty()) continue;
-    o.selections.back() = whole_rows<std::int32_t>(mine, ids, batch.cu_seqlens);
-    unpad_ids(o.selections.back(), mine.cu_seqlens, batch.cu_seqlens);
+    if (!ids.empty()) o.selections.back() = ids_of(gather_selection(batch, mine, ids));
   }
   if (options.mode != attention::AttentionMode::kWarmup) {
     const Array rows = model.log_probabilities(mine, options.mode);
-    const std::vector<std::int64_t>& cu = batch.cu_seqlens;
-    if (rows.view().dtype == DType::kF64) {
-      o.probabilities = whole_rows<double>(mine, rows, cu);
-    } else {
-      const std::vector<float> whole = whole_rows<float>(mine, rows, cu);
-      o.probabilities.assign(whole.begin(), whole.end());
-    }
+    o.probabilities = numbers(gather_rows(batch, mine, rows));
   }
   return o;
 }

@@ -1,6 +1,7 @@
 #include "model/cut_batch.h"
 
 #include <algorithm>
+#include <cstring>
 
 #include "base/check.h"
 #include "base/parallel.h"
@@ -120,6 +121,41 @@ Batch share_batch(Batch batch, Communicator& ranks, std::int64_t local_rows) {
   return cut_batch(padded,
                    std::make_shared<attention::ContextGroup>(
                        ranks, ContextTables(padded.cu_seqlens, size, ranks.rank(), local_rows)));
+}
+
+Array gather_rows(const Batch& batch, const Batch& mine, const Tensor& rows) {
+  const std::int64_t width = rows.shape[1], bytes = width * dtype_bytes(rows.dtype);
+  Array to(rows.dtype, {static_cast<std::int64_t>(batch.tokens.size()), width});
+  const auto copy = [&](const Tensor& from, std::int64_t first, std::int64_t row, std::int64_t n) {
+    if (n == 0) return;
+    std::memcpy(to.as<std::byte>() + row * bytes, from.as<std::byte>() + first * bytes,
+                static_cast<std::size_t>(n * bytes));
+  };
+  if (!mine.context) {
+    copy(rows, 0, 0, rows.shape[0]);
+    return to;
+  }
+  const std::vector<std::int64_t>&cu = batch.cu_seqlens, &padded = mine.cu_seqlens;
+  Array all(rows.dtype, {mine.context->keys(), width});
+  Buffer exchanged;
+  mine.context->gather(rows, all, exchanged);
+  for (std::size_t g = 0; g + 1 < cu.size(); ++g) copy(all, padded[g], cu[g], cu[g + 1] - cu[g]);
+  return to;
+}
+
+Array gather_selection(const Batch& batch, const Batch& mine, const Tensor& selection) {
+  Array all = gather_rows(batch, mine, selection);
+  if (!mine.context) return all;
+  const std::vector<std::int64_t>&cu = batch.cu_seqlens, &padded = mine.cu_seqlens;
+  const std::int64_t topk = selection.shape[1];
+  for (std::size_t g = 0; g + 1 < cu.size(); ++g) {  // a row selects in its own sequence
+    const auto shift = static_cast<std::int32_t>(cu[g] - padded[g]);
+    for (std::int64_t i = cu[g] * topk; i < cu[g + 1] * topk; ++i) {
+      std::int32_t& id = all.as<std::int32_t>()[i];
+      if (id >= 0) id += shift;
+    }
+  }
+  return all;
 }
 
 }  // namespace winnow::model

@@ -22,4 +22,10 @@ Batch cut_batch(const Batch& batch, std::shared_ptr<const attention::ContextGrou
 // as it takes, and at least one. One rank gets the batch as it is.
 Batch share_batch(Batch batch, Communicator& ranks, std::int64_t local_rows = 0);
 
+// The way back, for whoever looks at what a model made of this rank's part of a batch: on every
+// rank, the rows [rows, width] of all ranks in the order of the batch before share_batch; and the
+// same of selections, whose ids become those of that batch's keys.
+Array gather_rows(const Batch& batch, const Batch& mine, const Tensor& rows);
+Array gather_selection(const Batch& batch, const Batch& mine, const Tensor& selection);
+
 }  // namespace winnow::model
