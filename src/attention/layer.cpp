@@ -31,6 +31,9 @@ Layer::Layer(const AttentionConfig& config, const RopeTables& ropes, ParameterLi
 
 void Layer::check(const LayerOptions& options) const {
   if (options.mode == AttentionMode::kDense) return;
+  WINNOW_CHECK(kName, options.head_ranks == nullptr || options.mode == AttentionMode::kSparse,
+               "heads spread over ranks need the sparse loss: that of a warm-up makes its target "
+               "inside, from the heads it is given");
   if (options.reuses_indices) {
     WINNOW_CHECK(kName, !options.selects() || !options.reused.empty(),
                  "a layer that reuses indices must be given a selection, got none");
@@ -68,7 +71,7 @@ LayerResult Layer::forward(const Tensor& x, const Rows& rows, const LayerOptions
     if (warmup) result.index_kl = dense_loss(x, rows, keys, options, kept, memory);
   }
   if (options.measure_selection && options.selects()) {
-    result.attention_mass_caught = mass_caught(rows, keys, kept, memory);
+    result.attention_mass_caught = mass_caught(rows, keys, options, kept, memory);
   }
   return result;
 }

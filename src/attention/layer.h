@@ -37,6 +37,9 @@ struct LayerOptions {
   double d_kl = 0;              // derivative of the total loss by the kl of each row
   bool measure_selection = false;
   bool hold_selection = false;  // kSparse: attend to what kept.selection holds, not to a new one
+  // Tensor parallelism: the ranks that have equal parts of the heads, this layer one of them. What
+  // the indexer learns from in sparse mode is the attention of all. Null: this layer has all heads.
+  Communicator* head_ranks = nullptr;
 
   // The mode selects, or measures what would be selected.
   bool selects() const {
@@ -116,13 +119,14 @@ class Layer {
   void core_attention(const Rows& rows, const Keys& keys, const Kept& kept, Memory& memory) const;
   void attend(const Rows& rows, const Keys& keys, const Tensor& query, const Selection& selection,
               const Tensor& attended, const Tensor& lse, Memory& memory) const;
-  void targets(const Rows& rows, const Keys& keys, const Tensor& lse, const Kept& kept,
-               Memory& memory) const;
+  void targets(const Rows& rows, const Keys& keys, const LayerOptions& options, const Tensor& lse,
+               const Kept& kept, Memory& memory) const;
   double sparse_loss(const Tensor& x, const Rows& rows, const Keys& keys,
                      const LayerOptions& options, const Kept& kept, Memory& memory) const;
   double dense_loss(const Tensor& x, const Rows& rows, const Keys& keys,
                     const LayerOptions& options, const Kept& kept, Memory& memory) const;
-  double mass_caught(const Rows& rows, const Keys& keys, const Kept& kept, Memory& memory) const;
+  double mass_caught(const Rows& rows, const Keys& keys, const LayerOptions& options,
+                     const Kept& kept, Memory& memory) const;
   void fit_index_gradients(const Rows& rows, Memory& memory) const;
   void indexer_backward(const Tensor& x, const Rows& rows, const Kept& kept, Memory& memory) const;
 

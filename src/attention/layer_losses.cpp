@@ -8,6 +8,7 @@
 #include "base/numbers.h"
 #include "base/row_range.h"
 #include "comm/collectives.h"
+#include "nn/rows.h"
 #include "winnow/attention_target.h"
 #include "winnow/dense_index_loss.h"
 #include "winnow/index_loss.h"
@@ -24,9 +25,9 @@ double sum(const Tensor& t) {
 
 }  // namespace
 
-// memory.target = attention of the selected keys, summed over heads, by the given lse.
-void Layer::targets(const Rows& rows, const Keys& keys, const Tensor& lse, const Kept& kept,
-                    Memory& memory) const {
+// memory.target = attention of the selected keys, summed over all heads, by the given lse.
+void Layer::targets(const Rows& rows, const Keys& keys, const LayerOptions& options,
+                    const Tensor& lse, const Kept& kept, Memory& memory) const {
   AttentionTargetArgs a;
   a.query = kept.query.query;
   a.key = keys.key;
@@ -38,13 +39,19 @@ void Layer::targets(const Rows& rows, const Keys& keys, const Tensor& lse, const
   a.attention_target = memory.target.fit(dtype_, {rows.count(), c_.indexer.topk});
   call(attention_target, attention_target_workspace_bytes, a, memory.scratch);
   counted_flops() += logit_flops(pairs(rows, kept.core.selected));
+  if (options.head_ranks == nullptr) return;
+  const Tensor& target = memory.target;
+  nn::with_real(target.dtype, [&]<class T>(T) {
+    comm::sum(*options.head_ranks,
+              std::span<T>(target.as<T>(), static_cast<std::size_t>(target.elements())));
+  });
 }
 
 double Layer::sparse_loss(const Tensor& x, const Rows& rows, const Keys& keys,
                           const LayerOptions& options, const Kept& kept, Memory& memory) const {
   const Timed timed(memory.index_seconds);
   const Tensor& ids = kept.core.selected.topk_indices;
-  targets(rows, keys, kept.core.lse, kept, memory);
+  targets(rows, keys, options, kept.core.lse, kept, memory);
   IndexLossArgs loss;
   loss.attention_target = memory.target;
   loss.topk_scores = memory.topk_scores;
@@ -103,8 +110,8 @@ double Layer::dense_loss(const Tensor& x, const Rows& rows, const Keys& keys,
   return sum(memory.kl);
 }
 
-double Layer::mass_caught(const Rows& rows, const Keys& keys, const Kept& kept,
-                          Memory& memory) const {
+double Layer::mass_caught(const Rows& rows, const Keys& keys, const LayerOptions& options,
+                          const Kept& kept, Memory& memory) const {
   Tensor dense_lse = kept.core.lse;
   if (kept.core.sparse) {
     const Tensor& attended = kept.core.attended;
@@ -113,12 +120,14 @@ double Layer::mass_caught(const Rows& rows, const Keys& keys, const Kept& kept,
            memory.dense_attended.fit(dtype_, {rows.count(), c_.heads, attended.shape[2]}),
            dense_lse, memory);
   }
-  targets(rows, keys, dense_lse, kept, memory);
+  targets(rows, keys, options, dense_lse, kept, memory);
+  const std::int64_t parts = options.head_ranks == nullptr ? 1 : options.head_ranks->size();
+  const auto heads = static_cast<double>(parts * c_.heads);
   double total = 0, counted = 0;
   const Tensor& target = memory.target;
   for (std::int64_t i = 0; i < rows.count(); ++i) {
     if (row_range(rows.starts, rows.ends, i, rows.keys()).length() <= c_.indexer.topk) continue;
-    total += sum(target.rows(i, 1)) / static_cast<double>(c_.heads);
+    total += sum(target.rows(i, 1)) / heads;
     ++counted;
   }
   if (rows.context != nullptr) {
