@@ -30,6 +30,9 @@ struct Exit {
   int status = 0;
 };
 
+// A line on standard error, after all that was printed before.
+void print_error(const std::string& message);
+
 // --threads N; takes effect while the command line is read.
 void add_threads_option(CLI::App& command);
 

@@ -7,6 +7,8 @@
 #include "base/check.h"
 #include "base/cpu_features.h"
 #include "comm/mpi.h"
+#include "comm/nccl.h"
+#include "winnow/communicator.h"
 #include "winnow/device.h"
 #include "winnow/implementations.h"
 #include "winnow/threads.h"
@@ -37,6 +39,14 @@ std::vector<InstructionSet> instruction_sets() {
   return sets;
 }
 
+// What connects processes.
+nlohmann::ordered_json engine(const char* kind, const std::string& refusal,
+                              const std::string& version) {
+  nlohmann::ordered_json e = {{"kind", kind}, {"usable", refusal.empty()}, {"reason", refusal}};
+  if (!version.empty()) e["name"] = version;
+  return e;
+}
+
 nlohmann::ordered_json gather() {
   nlohmann::ordered_json info;
   info["version"] = WINNOW_VERSION;
@@ -64,8 +74,9 @@ nlohmann::ordered_json gather() {
     info["devices"].push_back({{"kind", "cuda"}, {"usable", false}, {"reason", cuda_refusal()}});
   }
   info["processes"] = {
-      {{"kind", "mpi"}, {"usable", mpi_refusal().empty()}, {"reason", mpi_refusal()}}};
-  if (mpi_refusal().empty()) info["processes"][0]["name"] = comm::mpi_version();
+      engine("mpi", mpi_refusal(), comm::mpi_version()),
+      engine("nccl", nccl_refusal(), comm::nccl_version()),
+  };
   info["pins"] = pinned_implementations();
   info["libraries"] = {
       {"fmt",
@@ -105,9 +116,9 @@ void print_text(const nlohmann::ordered_json& info) {
     }
     line("device " + text(device["kind"]), what);
   }
-  for (const auto& engine : info["processes"]) {
-    line("processes " + text(engine["kind"]),
-         usable(engine) + (engine.contains("name") ? ": " + text(engine["name"]) : ""));
+  for (const auto& e : info["processes"]) {
+    line("processes " + text(e["kind"]),
+         usable(e) + (e.contains("name") ? ": " + text(e["name"]) : ""));
   }
   for (const auto& [operation, implementation] : info["pins"].items())
     line("pin", operation + "=" + text(implementation));

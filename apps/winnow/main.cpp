@@ -18,6 +18,11 @@
 
 namespace winnow::app {
 
+void print_error(const std::string& message) {
+  std::fflush(stdout);
+  fmt::print(stderr, "winnow: {}\n", message);
+}
+
 void add_threads_option(CLI::App& command) {
   command
       .add_option_function<int>(
@@ -104,12 +109,6 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
                        name_hint(word, subcommand_names(app)));
   }
   return fmt::format("\"{}\" was not expected here", word);
-}
-
-// After all that was printed before.
-void print_error(const std::string& message) {
-  std::fflush(stdout);
-  fmt::print(stderr, "winnow: {}\n", message);
 }
 
 int fail_usage(const CLI::App& app, const std::string& message) {

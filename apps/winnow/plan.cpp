@@ -96,7 +96,9 @@ plan::PlanConfig read_config(const json& object, Rules& rules) {
   config.recompute = run.recompute;
   config.context = run.data.context;
   config.batch_sequences = run.data.batch_sequences;
-  config.micro_batch_sequences = run.data.micro_batch_sequences;
+  config.micro_batch_sequences = sequences_at_once(run);
+  config.cp = run.parallel.cp;
+  config.dp = std::max<std::int64_t>(1, run.parallel.dp);
   for (const train::StageConfig& stage : run.stages) {
     config.stages.push_back({stage.name, stage.attention, stage.index_loss_coefficient > 0,
                              stage.mtp_loss_coefficient > 0});

@@ -1,7 +1,7 @@
 // A group of processes (ranks) that exchange data.
 //
 // Every member calls the same functions in the same order, with the same sizes; a call returns when
-// this rank's part of it is done. What breaks a rule of its own arguments is winnow::Error. In
+// this rank's part of it is done (on a GPU: queued). What breaks a rule of its own arguments is winnow::Error. In
 // validation mode (validation.h) the ranks compare their calls first, and the one that differs is
 // named on all of them; without it a call that others do not make waits for ever, as is usual.
 //
@@ -65,5 +65,13 @@ std::unique_ptr<Communicator> single_communicator();
 std::unique_ptr<Communicator> mpi_communicator();
 // Why there is no MPI: "" where there is.
 const std::string& mpi_refusal();
+
+// The ranks of `host`, each with a GPU of its own, on which buffers lie. A call is queued on the
+// stream and returns at once, but for barrier and split, which wait. `host` is used for what starts
+// a group, and must outlive it.
+std::unique_ptr<Communicator> nccl_communicator(Communicator& host, Device device,
+                                                Stream stream = {});
+// Why there is no NCCL, or no GPU for it: "" where there is.
+const std::string& nccl_refusal();
 
 }  // namespace winnow

@@ -5,6 +5,7 @@
 
 #include "base/check.h"
 #include "base/parallel.h"
+#include "comm/group_memory.h"
 
 namespace winnow::comm {
 namespace {
@@ -12,134 +13,130 @@ namespace {
 constexpr const char* kOperation = "sum";
 constexpr std::int64_t kBlockBytes = std::int64_t{16} << 20;  // on their way at a time
 constexpr std::int64_t kSmallBytes = std::int64_t{64} << 10;
-constexpr std::int64_t kTaskElements = std::int64_t{1} << 15;
 
-// sums[i] = parts[0][i] + parts[1][i] + ..., parts of sums.size() elements that lie end to end.
-template <class T>
-void add_parts(std::span<const T> parts, std::span<T> sums) {
-  const auto count = std::ssize(sums);
-  const std::int64_t ranks = count == 0 ? 0 : std::ssize(parts) / count;
-  parallel_for(ceil_div(count, kTaskElements), [&](std::int64_t task, int) {
-    const std::int64_t first = task * kTaskElements;
-    const std::int64_t n = std::min(kTaskElements, count - first);
-    T* const sum = sums.data() + first;
-    std::copy_n(parts.data() + first, n, sum);
-    for (std::int64_t r = 1; r < ranks; ++r) {
-      const T* const part = parts.data() + r * count + first;
-      for (std::int64_t i = 0; i < n; ++i) sum[i] += part[i];
-    }
-  });
+using Bytes = std::span<std::byte>;
+
+Bytes at_most(std::byte* data, std::int64_t bytes) {
+  return {data, static_cast<std::size_t>(bytes)};
 }
 
-// Arrays as one vector, which copies pass through from its begin to its end.
-template <class T>
-class Vector {
+// Arrays as one, which a reader and a writer go through from begin to end.
+class Chain {
  public:
-  explicit Vector(std::span<const std::span<T>> arrays) : arrays_(arrays) {
-    for (const std::span<T>& array : arrays) elements_ += std::ssize(array);
+  explicit Chain(std::span<const Bytes> arrays) : arrays_(arrays) {
+    for (const Bytes& array : arrays) bytes_ += std::ssize(array);
   }
-  std::int64_t elements() const { return elements_; }
+  std::int64_t bytes() const { return bytes_; }
 
-  void read(std::span<T> to) {
-    T* out = to.data();
-    reader_.advance(arrays_, std::ssize(to),
-                    [&](std::span<T> piece) { out = std::copy(piece.begin(), piece.end(), out); });
+  void read(GroupMemory& memory, std::byte* to, std::int64_t bytes) {
+    reader_.advance(arrays_, bytes, [&](Bytes piece) {
+      memory.copy(to, piece.data(), std::ssize(piece));
+      to += piece.size();
+    });
   }
-  void write(std::span<const T> from) {
-    const T* in = from.data();
-    writer_.advance(arrays_, std::ssize(from), [&](std::span<T> piece) {
-      std::copy_n(in, piece.size(), piece.data());
-      in += piece.size();
+  void write(GroupMemory& memory, const std::byte* from, std::int64_t bytes) {
+    writer_.advance(arrays_, bytes, [&](Bytes piece) {
+      memory.copy(piece.data(), from, std::ssize(piece));
+      from += piece.size();
     });
   }
 
  private:
   struct Cursor {
-    std::size_t array = 0, element = 0;
+    std::size_t array = 0, byte = 0;
 
     template <class Body>
-    void advance(std::span<const std::span<T>> arrays, std::int64_t count, const Body& body) {
-      for (auto left = static_cast<std::size_t>(count); left > 0;) {
-        const std::span<T> rest = arrays[array].subspan(element);
+    void advance(std::span<const Bytes> arrays, std::int64_t bytes, const Body& body) {
+      for (auto left = static_cast<std::size_t>(bytes); left > 0;) {
+        const Bytes rest = arrays[array].subspan(byte);
         const std::size_t n = std::min(left, rest.size());
-        body(rest.first(n));
+        if (n > 0) body(rest.first(n));
         left -= n;
-        element += n;
-        if (n == rest.size()) ++array, element = 0;
+        byte += n;
+        if (n == rest.size()) {
+          ++array;
+          byte = 0;
+        }
       }
     }
   };
 
-  std::span<const std::span<T>> arrays_;
-  std::int64_t elements_ = 0;
+  std::span<const Bytes> arrays_;
+  std::int64_t bytes_ = 0;
   Cursor reader_, writer_;
 };
 
 // Rank r adds up the r-th part of a block, and all gather the parts. Where messages are small it
 // takes less time that all add up everything.
-template <class T>
-void sum_arrays(Communicator& group, std::span<const std::span<T>> arrays) {
+void sum_arrays(Communicator& group, DType dtype, std::span<const Bytes> arrays) {
   if (group.size() == 1) return;
-  Vector<T> vector(arrays);
-  const std::int64_t ranks = group.size(), all = vector.elements();
-  constexpr auto kBytes = static_cast<std::int64_t>(sizeof(T));
-  const auto at_most = [](std::vector<T>& block, std::int64_t elements) {
-    return std::span(block).first(static_cast<std::size_t>(elements));
-  };
-  if (all * ranks * kBytes <= kSmallBytes) {
-    std::vector<T> mine(static_cast<std::size_t>(all));
-    std::vector<T> theirs(static_cast<std::size_t>(all * ranks));
-    vector.read(mine);
-    all_gather<T>(group, mine, theirs);
-    add_parts<T>(theirs, mine);
-    vector.write(mine);
+  Chain chain(arrays);
+  const std::unique_ptr<GroupMemory> memory = memory_of(group);
+  const std::int64_t ranks = group.size(), element = dtype_bytes(dtype), all = chain.bytes();
+  if (all * ranks <= kSmallBytes) {
+    std::byte *mine = memory->allocate(all), *theirs = memory->allocate(all * ranks);
+    chain.read(*memory, mine, all);
+    group.all_gather(at_most(mine, all), at_most(theirs, all * ranks));
+    memory->add_parts(dtype, theirs, ranks, all / element, mine);
+    chain.write(*memory, mine, all);
     return;
   }
-  const std::int64_t block = ceil_div(std::min(kBlockBytes / kBytes, all), ranks) * ranks;
-  std::vector<T> mine(static_cast<std::size_t>(block)), theirs(mine.size());
+  const auto part_of = [&](std::int64_t bytes) {
+    return ceil_div(bytes / element, ranks) * element;
+  };
+  const std::int64_t block = part_of(std::min(kBlockBytes, all)) * ranks;
+  std::byte *mine = memory->allocate(block), *theirs = memory->allocate(block);
   for (std::int64_t first = 0; first < all; first += block) {
-    const std::int64_t count = std::min(block, all - first), part = ceil_div(count, ranks);
-    vector.read(at_most(mine, count));
-    std::fill(mine.begin() + count, mine.begin() + part * ranks, T{0});
-    group.all_to_all(std::as_bytes(at_most(mine, part * ranks)),
-                     std::as_writable_bytes(at_most(theirs, part * ranks)));
-    add_parts<T>(at_most(theirs, part * ranks), at_most(mine, part));
-    all_gather<T>(group, at_most(mine, part), at_most(theirs, part * ranks));
-    vector.write(at_most(theirs, count));
+    const std::int64_t bytes = std::min(block, all - first), part = part_of(bytes);
+    chain.read(*memory, mine, bytes);
+    memory->zero(mine + bytes, part * ranks - bytes);
+    group.all_to_all(at_most(mine, part * ranks), at_most(theirs, part * ranks));
+    memory->add_parts(dtype, theirs, ranks, part / element, mine);
+    group.all_gather(at_most(mine, part), at_most(theirs, part * ranks));
+    chain.write(*memory, theirs, bytes);
   }
 }
 
-template <class T>
-void reduce_scatter(Communicator& group, std::span<const T> parts, std::span<T> mine) {
+void reduce_scatter(Communicator& group, DType dtype, std::span<const std::byte> parts,
+                    Bytes mine) {
   const auto ranks = static_cast<std::size_t>(group.size());
   WINNOW_CHECK(kOperation, parts.size() % ranks == 0 && parts.size() / ranks == mine.size(),
-               "reduce_scatter_sum of {} elements must have a part of {}th of them, got {}",
-               parts.size(), ranks, mine.size());
-  std::vector<T> received(parts.size());
-  group.all_to_all(std::as_bytes(parts), std::as_writable_bytes(std::span(received)));
-  add_parts<T>(received, mine);
+               "reduce_scatter_sum gives each of {} ranks as many of {} bytes, got room for {}",
+               ranks, parts.size(), mine.size());
+  const std::unique_ptr<GroupMemory> memory = memory_of(group);
+  std::byte* received = memory->allocate(std::ssize(parts));
+  group.all_to_all(parts, at_most(received, std::ssize(parts)));
+  memory->add_parts(dtype, received, group.size(), std::ssize(mine) / dtype_bytes(dtype),
+                    mine.data());
 }
 
 template <class T>
-void sum_array(Communicator& group, std::span<T> data) {
-  const std::span<T> one[] = {data};
-  sum_arrays<T>(group, one);
+Bytes bytes_of(std::span<T> data) {
+  return std::as_writable_bytes(data);
 }
 
 }  // namespace
 
-void sum(Communicator& group, std::span<float> data) { sum_array(group, data); }
-void sum(Communicator& group, std::span<double> data) { sum_array(group, data); }
+void sum(Communicator& group, std::span<float> data) {
+  const Bytes array = bytes_of(data);
+  sum_arrays(group, DType::kF32, {&array, 1});
+}
+void sum(Communicator& group, std::span<double> data) {
+  const Bytes array = bytes_of(data);
+  sum_arrays(group, DType::kF64, {&array, 1});
+}
 void sum(Communicator& group, std::span<const std::span<float>> arrays) {
-  sum_arrays(group, arrays);
+  std::vector<Bytes> bytes;
+  for (const std::span<float>& array : arrays) bytes.push_back(bytes_of(array));
+  sum_arrays(group, DType::kF32, bytes);
 }
 
 void reduce_scatter_sum(Communicator& group, std::span<const float> parts, std::span<float> mine) {
-  reduce_scatter(group, parts, mine);
+  reduce_scatter(group, DType::kF32, std::as_bytes(parts), bytes_of(mine));
 }
 void reduce_scatter_sum(Communicator& group, std::span<const double> parts,
                         std::span<double> mine) {
-  reduce_scatter(group, parts, mine);
+  reduce_scatter(group, DType::kF64, std::as_bytes(parts), bytes_of(mine));
 }
 
 }  // namespace winnow::comm

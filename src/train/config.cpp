@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/file.h"
+#include "base/parallel.h"
 #include "model/json_reader.h"
 
 namespace winnow::train {
@@ -139,6 +140,18 @@ DataConfig read_data(const json& object, const model::ModelConfig& model, Purpos
   optional(reader, "validation_windows", c.validation_windows);
   reader.finish();
   check_data(c, model, rules);
+  return c;
+}
+
+ParallelConfig read_parallel(const json& object, Rules& rules) {
+  JsonReader reader(object, "parallel", rules);
+  ParallelConfig c;
+  optional(reader, "cp", c.cp);
+  const bool open = !reader.has("dp");
+  if (!open) c.dp = reader.integer("dp");
+  reader.finish();
+  check_count(rules, "parallel.cp", c.cp, 1);
+  if (!open) check_count(rules, "parallel.dp", c.dp, 1);
   return c;
 }
 
@@ -298,6 +311,8 @@ TrainConfig read_train_config(const json& object, Purpose purpose, Rules& rules)
     rules.require(total_steps(c) <= kMaxSteps, "the sum of all steps", total_steps(c), kMaxSteps,
                   "must be at most {}", kMaxSteps);
   }
+  if (reader.has("parallel")) c.parallel = read_parallel(reader.object("parallel"), rules);
+  if (rules.kept() && c.parallel.dp > 0) check_parallel(c, rules);
   c.recompute = read_recompute(reader, c.model);
   optional(reader, "checkpoint_every", c.checkpoint_every);
   optional(reader, "validate_every", c.validate_every);
@@ -309,7 +324,9 @@ TrainConfig read_train_config(const json& object, Purpose purpose, Rules& rules)
     rules.require(!c.output.empty(), "output", "\"\"", "build/run", "must name a folder");
   }
   if (run) {
-    reader.refuse({"plan"}, "is read by winnow plan alone, this run has one process and no plan");
+    reader.refuse({"plan"},
+                  "is read by winnow plan alone; the processes of a run are parallel.cp x "
+                  "parallel.dp");
   } else {
     reader.has("plan");
   }
@@ -347,6 +364,8 @@ json write_train_config(const TrainConfig& c) {
                          {"max_documents", documents->max_documents},
                          {"length_multiple", documents->length_multiple}};
   }
+  json parallel = {{"cp", c.parallel.cp}};
+  if (c.parallel.dp > 0) parallel["dp"] = c.parallel.dp;
   return {{"model", model::write_model_config(c.model)},
           {"data", data},
           {"optimizer",
@@ -356,6 +375,7 @@ json write_train_config(const TrainConfig& c) {
             {"weight_decay", c.optimizer.weight_decay},
             {"clip_norm", c.optimizer.clip_norm}}},
           {"stages", stages},
+          {"parallel", parallel},
           {"recompute", write_recompute(c.recompute)},
           {"reuse_checkpoint_topk", c.recompute.reuse_checkpoint_topk},
           {"checkpoint_every", c.checkpoint_every},
@@ -408,6 +428,27 @@ std::string first_difference(const TrainConfig& a, const TrainConfig& b) {
     return object;
   };
   return compare(deciding(a), deciding(b), "");
+}
+
+std::string first_difference(const json& a, const json& b) { return compare(a, b, ""); }
+
+void check_parallel(const TrainConfig& c, Rules& rules) {
+  const std::int64_t batch = c.data.batch_sequences, dp = c.parallel.dp;
+  rules.require(batch % dp == 0, "data.batch_sequences", batch, ceil_div(batch, dp) * dp,
+                "must be a multiple of parallel.dp = {}, which share them", dp);
+  if (batch % dp != 0) return;
+  const std::int64_t share = sequences_of_a_rank(c), at_once = sequences_at_once(c);
+  rules.require(
+      share % at_once == 0, "data.micro_batch_sequences", at_once, divisor_below(share, at_once),
+      "must divide data.batch_sequences / parallel.dp = {}, what a rank has of them", share);
+}
+
+std::int64_t sequences_of_a_rank(const TrainConfig& c) {
+  return c.data.batch_sequences / std::max<std::int64_t>(1, c.parallel.dp);
+}
+
+std::int64_t sequences_at_once(const TrainConfig& c) {
+  return std::min(c.data.micro_batch_sequences, sequences_of_a_rank(c));
 }
 
 std::int64_t total_steps(const TrainConfig& config) {

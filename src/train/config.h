@@ -30,14 +30,21 @@ struct DataConfig {
   std::optional<DocumentsConfig> documents;  // none: a sequence is a stretch of the text
   std::int64_t context = 0;                  // rows of a sequence
   std::int64_t batch_sequences = 0;          // sequences of a step
-  std::int64_t micro_batch_sequences = 0;  // sequences in memory at a time; default: all of a step
-  std::int64_t validation_windows = 16;    // windows read while training; the end reads all
+  std::int64_t micro_batch_sequences = 0;    // in memory at a time, at most; default: all of them
+  std::int64_t validation_windows = 16;      // windows read while training; the end reads all
 };
 
 struct OptimizerConfig {
   double beta1 = 0.9, beta2 = 0.95, epsilon = 1e-8;
   double weight_decay = 0.1;  // decoupled; on matrices only
   double clip_norm = 1;       // of the model's gradient, and of the indexers', each by itself
+};
+
+// How many processes share a run, and its steps' sequences: cp x dp (train/ranks.h).
+struct ParallelConfig {
+  std::int64_t cp = 1;  // ranks that hold the rows of one sequence between them
+  std::int64_t dp =
+      0;  // shares of a step's sequences; 0: as many as the processes that were started
 };
 
 struct StageConfig {
@@ -56,6 +63,7 @@ struct TrainConfig {
   DataConfig data;
   OptimizerConfig optimizer;
   std::vector<StageConfig> stages;
+  ParallelConfig parallel;
   model::Recompute recompute;         // changes memory and time, and no bit of the curve
   std::int64_t checkpoint_every = 0;  // steps; 0: only at the end and when asked to stop
   std::int64_t validate_every = 0;    // steps; 0: only at the end
@@ -81,9 +89,17 @@ nlohmann::json write_train_config(const TrainConfig& config);
 TrainConfig read_train_config_file(const std::filesystem::path& path);
 nlohmann::json read_config_file(const std::filesystem::path& path);
 
+// Of a configuration whose parallel.dp is known: a step's sequences can be shared so.
+void check_parallel(const TrainConfig& config, Rules& rules);
+// Of a step, on one rank: its sequences, and how many of them are in memory at a time.
+std::int64_t sequences_of_a_rank(const TrainConfig& config);
+std::int64_t sequences_at_once(const TrainConfig& config);
+
 // The first key whose value differs, such as "stages[1].steps", of those that decide the loss
 // curve; "" if there is none.
 std::string first_difference(const TrainConfig& a, const TrainConfig& b);
+// Of all keys that `a` has.
+std::string first_difference(const nlohmann::json& a, const nlohmann::json& b);
 
 std::int64_t total_steps(const TrainConfig& config);
 const char* attention_mode_name(attention::AttentionMode mode);  // "dense", "warmup", "sparse"

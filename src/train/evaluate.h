@@ -6,6 +6,7 @@
 
 #include "model/transformer.h"
 #include "train/data.h"
+#include "train/ranks.h"
 
 namespace winnow::train {
 
@@ -26,5 +27,9 @@ struct Evaluation {
 // a document; each is read by itself from its first token.
 Evaluation evaluate(model::Transformer& model, const TextData& data, attention::AttentionMode mode,
                     std::int64_t windows, bool measure_selection);
+// The same by all ranks together, and by any number of shares with the same bits. Where windows are
+// cut between ranks (parallel.cp), what the selection reads is not counted.
+Evaluation evaluate(model::Transformer& model, const TextData& data, attention::AttentionMode mode,
+                    std::int64_t windows, bool measure_selection, const Ranks& ranks);
 
 }  // namespace winnow::train

@@ -7,8 +7,12 @@
 #include <cerrno>
 #include <chrono>
 #include <cmath>
+#include <span>
 
 #include "base/check.h"
+#include "comm/agree.h"
+#include "comm/collectives.h"
+#include "model/cut_batch.h"
 
 namespace winnow::train {
 namespace {
@@ -45,10 +49,77 @@ nlohmann::json by_layer(const model::ModelConfig& config, const std::vector<doub
   return all;
 }
 
+// What a rank adds to a step's losses: sums over its rows. Of a size that the model alone decides, so
+// that every rank has the same whatever its rows and whatever the stage trains.
+class StepSums {
+ public:
+  explicit StepSums(const model::ModelConfig& config)
+      : layers_(model::index_layers(config).size()),
+        sums_(1 + layers_ + static_cast<std::size_t>(config.mtp_depths)) {}
+
+  void add(const model::StepResult& result) {
+    layers_ran_ = result.index_kl.size();
+    depths_ran_ = result.mtp_nll.size();
+    sums_[0] += result.nll;
+    add(result.index_kl, index_kl());
+    add(result.mtp_nll, mtp_nll());
+  }
+  std::span<double> all() { return sums_; }
+  double nll() const { return sums_[0]; }
+  // Of those that ran.
+  std::span<double> index_kl() { return all().subspan(1, layers_ran_); }
+  std::span<double> mtp_nll() { return all().subspan(1 + layers_, depths_ran_); }
+
+ private:
+  static void add(const std::vector<double>& more, std::span<double> sums) {
+    for (std::size_t i = 0; i < more.size(); ++i) sums[i] += more[i];
+  }
+
+  std::size_t layers_, layers_ran_ = 0, depths_ran_ = 0;
+  std::vector<double> sums_;
+};
+
+void sum_gradients(const ParameterList& parameters, Trained trained, Communicator& world) {
+  std::vector<std::span<float>> gradients;
+  for (const auto& p : parameters.all()) {
+    if (!(p->indexer ? trained.indexers : trained.model)) continue;
+    gradients.emplace_back(p->grad.as<float>(), static_cast<std::size_t>(p->grad.elements()));
+  }
+  comm::sum(world, gradients);
+}
+
+// A number that differs where the weights do.
+std::uint64_t fingerprint(const ParameterList& parameters) {
+  std::uint64_t print = parameters.all().size();
+  for (const auto& p : parameters.all()) {
+    const auto* bits = p->value.as<std::uint32_t>();
+    for (std::int64_t i = 0; i < p->value.elements(); ++i)
+      print = (print ^ bits[i]) * 0x100000001b3u;
+  }
+  return print;
+}
+
+// Every rank makes the same update, so this cannot happen, unless a machine computes otherwise.
+void check_same_weights(const Ranks& ranks, const ParameterList& parameters) {
+  if (ranks.world().size() == 1) return;
+  const std::uint64_t mine = fingerprint(parameters);
+  const std::string first = comm::text_of_first(ranks.world(), std::to_string(mine));
+  comm::together(ranks.world(), [&] {
+    WINNOW_CHECK(kOperation, std::to_string(mine) == first,
+                 "the weights differ from those of rank 0: its machine computes otherwise (another "
+                 "processor, another system library, broken memory); nothing was saved");
+  });
+}
+
 }  // namespace
 
 StepLosses compute_gradients(model::Transformer& model, const TextData& data,
                              const TrainConfig& config, std::int64_t step) {
+  return compute_gradients(model, data, config, step, Ranks());
+}
+
+StepLosses compute_gradients(model::Transformer& model, const TextData& data,
+                             const TrainConfig& config, std::int64_t step, const Ranks& ranks) {
   const StageConfig& stage = config.stages[stage_position(config, step).stage];
   const auto targets = [&](std::int64_t ahead) {
     return static_cast<double>(data.training_targets(config.seed, step, ahead));
@@ -70,38 +141,57 @@ StepLosses compute_gradients(model::Transformer& model, const TextData& data,
   }
 
   model.parameters().zero_grad();
-  double nll = 0;
-  StepLosses losses;
-  const auto add = [](std::vector<double>& sums, const std::vector<double>& more) {
-    sums.resize(more.size());
-    for (std::size_t i = 0; i < more.size(); ++i) sums[i] += more[i];
-  };
-  const std::int64_t at_once = config.data.micro_batch_sequences;
-  for (std::int64_t first = 0; first < config.data.batch_sequences; first += at_once) {
+  StepSums sums(config.model);
+  const std::int64_t mine = sequences_of_a_rank(config), at_once = sequences_at_once(config);
+  const std::int64_t begin = ranks.share() * mine;
+  for (std::int64_t first = begin; first < begin + mine; first += at_once) {
     model::Batch batch = data.training_batch(config.seed, step, first, at_once);
     add_mtp_tokens(batch, depths);
-    const model::StepResult result = model.step(batch, options);
-    nll += result.nll;
-    add(losses.index_kl, result.index_kl);
-    add(losses.mtp_loss, result.mtp_nll);
+    sums.add(model.step(share_batch(std::move(batch), ranks.context()), options));
   }
-  for (double& kl : losses.index_kl) kl /= rows;
-  for (std::size_t d = 0; d < losses.mtp_loss.size(); ++d) losses.mtp_loss[d] /= depth_tokens[d];
-  if (stage.attention != AttentionMode::kWarmup) losses.loss = nll / rows;
+  const Trained trained = trained_in(stage.attention);
+  sum_gradients(model.parameters(), trained, ranks.world());
+  comm::sum(ranks.world(), sums.all());
+
+  StepLosses losses;
+  if (trained.model) losses.loss = sums.nll() / rows;
+  for (const double kl : sums.index_kl()) losses.index_kl.push_back(kl / rows);
+  for (std::size_t d = 0; d < sums.mtp_nll().size(); ++d) {
+    losses.mtp_loss.push_back(sums.mtp_nll()[d] / depth_tokens[d]);
+  }
   return losses;
 }
 
 Trainer::Trainer(TrainConfig config, Begin begin)
-    : config_(std::move(config)),
+    : Trainer(std::move(config), begin, single_communicator()) {}
+
+Trainer::Trainer(TrainConfig config, Begin begin, std::unique_ptr<Communicator> alone)
+    : Trainer(std::move(config), begin, *alone) {
+  alone_ = std::move(alone);
+}
+
+Trainer::Trainer(TrainConfig config, Begin begin, Communicator& world)
+    : config_(comm::together(world, [&] { return for_ranks(config, world.size()); })),
+      ranks_(world, config_.parallel),
       output_(config_.output),
-      data_(config_.data),
-      model_(config_.model, DType::kF32, config_.seed),
-      optimizer_(model_.parameters(), config_.optimizer) {
+      data_(comm::together(world, [&] { return TextData(config_.data); })),
+      model_(comm::together(
+          world, [&] { return model::Transformer(config_.model, DType::kF32, config_.seed); })),
+      optimizer_(
+          comm::together(world, [&] { return AdamW(model_.parameters(), config_.optimizer); })) {
+  check_same_run(ranks_, config_, data_.fingerprint(), static_cast<int>(begin));
   state_.config = config_;
   state_.text_fingerprint = data_.fingerprint();
+  comm::together(world, [&] {
+    if (ranks_.first()) open_run(begin);
+  });
+  share_state();
+}
+
+void Trainer::open_run(Begin begin) {
   open_output();
-  if (begin == Begin::kResume) {
-    restore();
+  if (begin == Begin::kResume || begin == Begin::kResumeOnOtherRanks) {
+    restore(begin == Begin::kResumeOnOtherRanks);
   } else if (begin == Begin::kOver) {
     remove_checkpoints(output_);
   } else if (holds_run(output_)) {
@@ -110,6 +200,22 @@ Trainer::Trainer(TrainConfig config, Begin begin)
          output_.string());
   }
   metrics_ = std::make_unique<MetricsLog>(metrics_path(), state_.step);
+}
+
+// All go on from what rank 0 has, also where it begins: initial weights pass through functions of
+// the system's library, which need not agree between machines.
+void Trainer::share_state() {
+  Communicator& world = ranks_.world();
+  if (world.size() == 1) return;
+  const auto share = [&](const Tensor& t) {
+    world.broadcast(
+        {t.as<std::byte>(), static_cast<std::size_t>(t.elements() * dtype_bytes(t.dtype))}, 0);
+  };
+  for (const auto& p : model_.parameters().all()) share(p->value);
+  for (const model::NamedTensor& t : optimizer_.state()) share(t.tensor);
+  share(make_tensor(&state_.step, DType::kI64, {1}));
+  share(make_tensor(&state_.train_seconds, DType::kF64, {1}));
+  saved_step_ = state_.step > 0 ? state_.step : saved_step_;
 }
 
 // One process at a time writes into an output folder.
@@ -127,14 +233,23 @@ void Trainer::open_output() {
   }
 }
 
-void Trainer::restore() {
+void Trainer::restore(bool other_ranks) {
   const std::optional<Checkpoint> checkpoint = newest_checkpoint(output_, damaged_);
   if (!checkpoint) {
     fail(Status::kIo, kOperation, "there is no whole checkpoint in {} to resume from{}{}",
          output_.string(), damaged_.empty() ? ": leave --resume out to begin" : "; the newest: ",
          damaged_.empty() ? "" : damaged_.front());
   }
-  const TrainConfig& old = checkpoint->state.config;
+  TrainConfig old = checkpoint->state.config;
+  if (old.parallel.dp == 0) old.parallel.dp = 1;  // from before there were several processes
+  const ParallelConfig &then = old.parallel, &now = config_.parallel;
+  WINNOW_CHECK(
+      kOperation, other_ranks || (then.cp == now.cp && then.dp == now.dp),
+      "the run in {} has {} processes (cp {} x dp {}), these are {} (cp {} x dp {}): start "
+      "as many, or go on with these by --resume --other-ranks, where sums over ranks are "
+      "rounded otherwise",
+      output_.string(), then.cp * then.dp, then.cp, then.dp, now.cp * now.dp, now.cp, now.dp);
+  old.parallel = now;
   const std::string difference = first_difference(old, config_);
   WINNOW_CHECK(kOperation, difference.empty(),
                "{} of the configuration differs from the run in {}: resume it with its own "
@@ -158,9 +273,11 @@ StepReport Trainer::step() {
   const std::int64_t tokens = data_.training_targets(config_.seed, state_.step, 0);
   const Clock::time_point begin = Clock::now();
   StepReport report;
-  report.losses = compute_gradients(model_, data_, config_, state_.step);
+  report.losses = compute_gradients(model_, data_, config_, state_.step, ranks_);
   report.learning_rate = learning_rate(stage, position.step);
-  report.gradient_norms = optimizer_.step(report.learning_rate, trained_in(stage.attention));
+  report.gradient_norms = comm::together(ranks_.world(), [&] {
+    return optimizer_.step(report.learning_rate, trained_in(stage.attention));
+  });
   report.seconds = seconds_since(begin);
   report.step = ++state_.step;
   state_.train_seconds += report.seconds;
@@ -182,8 +299,14 @@ StepReport Trainer::step() {
     line["index_grad_norm"] = report.gradient_norms.indexers;
   }
   line["timing"] = {{"seconds", report.seconds}, {"tokens_per_second", report.tokens_per_second}};
-  metrics_->append(line);
+  write(line);
   return report;
+}
+
+void Trainer::write(const nlohmann::ordered_json& line) {
+  comm::together(ranks_.world(), [&] {
+    if (ranks_.first()) metrics_->append(line);
+  });
 }
 
 // A dense stage is measured densely, the others through the selection.
@@ -193,36 +316,41 @@ void Trainer::validate(const Observer& observer) {
   const bool sparse = stage.attention != AttentionMode::kDense;
   const Evaluation e =
       evaluate(model_, data_, sparse ? AttentionMode::kSparse : AttentionMode::kDense,
-               config_.data.validation_windows, sparse);
+               config_.data.validation_windows, sparse, ranks_);
   nlohmann::ordered_json line = {{"step", state_.step}, {"stage", stage.name}};
   line["validation"] = {{"attention", sparse ? "sparse" : "dense"},
                         {"bits_per_byte", e.bits_per_byte}};
   if (!e.mtp_bits_per_byte.empty()) line["validation"]["mtp_bits_per_byte"] = e.mtp_bits_per_byte;
   if (sparse) line["validation"]["attention_mass_caught"] = e.attention_mass_caught;
-  metrics_->append(line);
+  write(line);
   if (observer.on_message) {
     observer.on_message(fmt::format("step {}: {:.3f} bits per byte on held-out text ({})",
                                     state_.step, e.bits_per_byte, sparse ? "sparse" : "dense"));
   }
 }
 
-// A dense stage has no selection to measure.
+// A dense stage has no selection to measure. One context group reads the window; the others wait.
 void Trainer::measure_health() {
   const StageConfig& stage = config_.stages[stage_position(config_, state_.step - 1).stage];
   if (stage.attention == AttentionMode::kDense) return;
-  const Health health = health_.measure(model_, data_);
+  Health health;
+  if (ranks_.share() == 0) health = health_.measure(model_, data_, ranks_.context());
   nlohmann::ordered_json line = {{"step", state_.step}, {"stage", stage.name}};
   line["health"]["attention_mass_caught"] = health.attention_mass_caught;
   if (!health.selection_overlap.empty()) {
     line["health"]["selection_overlap"] = by_layer(config_.model, health.selection_overlap);
   }
-  metrics_->append(line);
+  write(line);
 }
 
 void Trainer::save() {
   if (saved_step_ == state_.step) return;
-  metrics_->sync();
-  save_checkpoint(output_, state_, model_.parameters(), optimizer_, health_.state());
+  check_same_weights(ranks_, model_.parameters());
+  comm::together(ranks_.world(), [&] {
+    if (!ranks_.first()) return;
+    metrics_->sync();
+    save_checkpoint(output_, state_, model_.parameters(), optimizer_, health_.state());
+  });
   saved_step_ = state_.step;
 }
 
@@ -236,7 +364,7 @@ bool Trainer::run(const Observer& observer) {
   while (state_.step < total) {
     const StepReport report = step();
     if (observer.on_step) observer.on_step(report);
-    const bool stop = observer.stop && observer.stop();
+    const bool stop = comm::any(ranks_.world(), observer.stop && observer.stop());
     const auto due = [&](std::int64_t every) { return every > 0 && state_.step % every == 0; };
     if (due(config_.validate_every)) validate(observer);
     if (due(config_.health_every)) measure_health();
