@@ -19,11 +19,13 @@ InterruptGuard::InterruptGuard() {
   stop_asked = false;
   std::signal(SIGINT, handle);
   std::signal(SIGTERM, handle);
+  std::signal(SIGUSR1, handle);
 }
 
 InterruptGuard::~InterruptGuard() {
   std::signal(SIGINT, SIG_DFL);
   std::signal(SIGTERM, SIG_DFL);
+  std::signal(SIGUSR1, SIG_DFL);
 }
 
 bool InterruptGuard::asked() { return stop_asked; }

@@ -3,7 +3,7 @@
 
 namespace winnow::app {
 
-// While it lives, SIGINT and SIGTERM are a request.
+// While it lives, SIGINT, SIGTERM and SIGUSR1, which mpirun passes on to its ranks, are a request.
 class InterruptGuard {
  public:
   InterruptGuard();

@@ -1,6 +1,7 @@
 // The engine for GPUs: one rank of a group drives one GPU. NCCL moves bytes; like MPI it is never
 // asked to add, since its order is open.
 #include "comm/nccl.h"
+#include "winnow/communicator.h"
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
