@@ -46,24 +46,6 @@ std::vector<std::size_t> owners(const model::ModelConfig& config) {
   return all;
 }
 
-// The rows of all ranks, in order of position, from this rank's: int32 [rows, columns].
-Array of_all(const Tensor& mine, const model::Batch& batch) {
-  const std::int64_t rows = batch.context ? batch.context->keys() : mine.shape[0];
-  Array all(DType::kI32, {rows, mine.shape[1]});
-  if (batch.context) {
-    attention::Buffer exchanged;
-    batch.context->gather(mine, all, exchanged);
-  } else {
-    std::copy_n(mine.as<std::int32_t>(), mine.elements(), all.as<std::int32_t>());
-  }
-  return all;
-}
-
-std::vector<std::int32_t> of_all(const std::vector<std::int32_t>& mine, const model::Batch& batch) {
-  const Array all = of_all(make_tensor(mine.data(), DType::kI32, {std::ssize(mine), 1}), batch);
-  return {all.as<std::int32_t>(), all.as<std::int32_t>() + all.elements()};
-}
-
 }  // namespace
 
 Health IndexHealth::measure(model::Transformer& model, const TextData& data) {
@@ -72,21 +54,20 @@ Health IndexHealth::measure(model::Transformer& model, const TextData& data) {
 
 Health IndexHealth::measure(model::Transformer& model, const TextData& data,
                             Communicator& context) {
-  const model::Batch batch = share_batch(data.validation_batch(0, 1), context);
+  const model::Batch window = data.validation_batch(0, 1), mine = share_batch(window, context);
   model::StepOptions options;
   options.mode = attention::AttentionMode::kSparse;
   options.backward = false;
   options.measure_selection = true;
   Health health;
-  health.attention_mass_caught = model.step(batch, options).attention_mass_caught;
+  health.attention_mass_caught = model.step(mine, options).attention_mass_caught;
   const std::vector<Tensor> selections = model.selections();
   std::vector<Array> now;
-  for (const std::size_t n : owners(model.config())) now.push_back(of_all(selections[n], batch));
-  const RowRanges ranges = {of_all(batch.ranges.starts, batch), of_all(batch.ranges.ends, batch)};
-  // A window that was cut for another number of ranks has other rows of padding.
-  if (!last_.empty() && last_[0].view().shape[0] != ranges.rows()) last_.clear();
+  for (const std::size_t n : owners(model.config())) {
+    now.push_back(gather_selection(window, mine, selections[n]));
+  }
   for (std::size_t i = 0; i < last_.size(); ++i) {
-    health.selection_overlap.push_back(overlap(now[i], last_[i], ranges));
+    health.selection_overlap.push_back(overlap(now[i], last_[i], window.ranges));
   }
   last_ = std::move(now);
   return health;
