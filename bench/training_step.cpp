@@ -370,6 +370,7 @@ model::Batch training_step_batch(const Problem& p, const model::ModelConfig& con
   Random random(static_cast<std::uint64_t>(p.number("seed")) + 100);
   model::Batch batch;
   batch.ranges = batched_ranges(sequences, context);
+  for (std::int64_t g = 0; g <= sequences; ++g) batch.cu_seqlens.push_back(g * context);
   for (std::int64_t i = 0; i < batch.ranges.rows(); ++i) {
     batch.tokens.push_back(static_cast<std::int32_t>(random.below(config.vocab_size)));
     batch.targets.push_back(static_cast<std::int32_t>(random.below(config.vocab_size)));
