@@ -416,6 +416,32 @@ TEST(Cli, BenchTrainCountsTheIndexersOfAStep) {
   EXPECT_EQ(winnow("bench train --layers 0").status, 2);
 }
 
+#ifdef WINNOW_MPIRUN
+// Four ranks that share a context do the arithmetic of one, replays or not; 65 tokens need padding.
+TEST(Cli, BenchTrainCountsTheArithmeticOfRanks) {
+  for (const int context : {64, 65}) {
+    const Outcome o = winnow(
+        fmt::format("bench train --layers 2 --context {} --topk 8 --repeat 1 --json", context),
+        "WINNOW_NUM_THREADS=1 " WINNOW_MPIRUN " -n 4");
+    EXPECT_EQ(o.status, 0) << o.err;
+    std::vector<nlohmann::json> lines;
+    for (const std::string& line : lines_of(o.out)) lines.push_back(nlohmann::json::parse(line));
+    ASSERT_EQ(lines.size(), 4u) << o.out;
+    EXPECT_EQ(lines[0]["ranks"], 1);
+    EXPECT_GT(lines[0]["flops"].get<double>(), 1e6);
+    EXPECT_EQ(lines[1]["ranks"], 4);
+    if (context == 64) {
+      EXPECT_EQ(lines[1]["flops"], lines[0]["flops"]);
+    } else {
+      EXPECT_GT(lines[1]["flops"].get<double>(), lines[0]["flops"].get<double>());
+      EXPECT_LE(lines[1]["flops_share_of_first"].get<double>(), 1.15);
+    }
+    EXPECT_EQ(lines[2]["index_runs_replay"], 2);
+    EXPECT_EQ(lines[3]["index_runs_replay"], 0);
+  }
+}
+#endif
+
 TEST(Cli, AFullDiskIsAnError) {
   if (!std::filesystem::exists("/dev/full")) GTEST_SKIP() << "no /dev/full here";
   const int status = std::system(WINNOW_PROGRAM " info >/dev/full 2>/dev/null");
