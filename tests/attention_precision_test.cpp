@@ -227,7 +227,7 @@ TEST(Mxfp8Selection, WhatIsMissingIsNamedAtOnce) {
       testing::error_of([&] { validate(c); }),
       "[config] attention.indexer.precision \"mxfp8\" needs index_dim to be a multiple of 32, "
       "got 48");
-  EXPECT_EQ(missing_for_mxfp8(c.indexer, DType::kF64, AttentionMode::kWarmup),
+  EXPECT_EQ(missing_for_precision(c.indexer, DType::kF64, AttentionMode::kWarmup),
             "index_dim to be a multiple of 32, got 48; a model of dtype f32, got f64; the sparse "
             "loss: the dense loss of a warm-up reads scores that are not quantised");
   LayerOptions warmup, dense;

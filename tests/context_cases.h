@@ -25,7 +25,8 @@ inline StepOptions context_options(const ModelConfig& config, attention::Attenti
   StepOptions options;
   options.mode = mode;
   options.loss_scale = 0.7;
-  options.index_loss_scale = mode == attention::AttentionMode::kDense ? 0 : 1.3;
+  const bool learns = mode != attention::AttentionMode::kDense && !config.attention.indexer.pools();
+  options.index_loss_scale = learns ? 1.3 : 0;
   options.measure_selection = mode != attention::AttentionMode::kDense;
   for (std::int64_t d = 0; d < config.mtp_depths; ++d) {
     options.mtp_loss_scales.push_back(0.3 + 0.2 * static_cast<double>(d));

@@ -76,6 +76,48 @@ TEST(ContextParallel, F14F17SelectionsBitsAndGradientsAreThoseOfOneRank) {
   }
 }
 
+// Pools of keys and gates of all ranks: with tail and without, shared, quantised, replayed, of
+// depths; sequences shorter than a pool among them.
+TEST(ContextParallel, SelectsPoolsAsOneRankDoes) {
+  std::vector<std::pair<std::string, ModelConfig>> all = pool_models();
+  ModelConfig depths = all[0].second;
+  depths.mtp_depths = 3;
+  depths.mtp_shared_components = {true, true};
+  all.emplace_back("pools_depths", depths);
+  for (const auto& [name, config] : all) {
+    const Batch batch = packed_batch({14, 0, 3, 21, 1}, config.vocab_size, 5);
+    StepOptions options = context_options(config, AttentionMode::kSparse);
+    for (const DType dtype : {DType::kF64, DType::kF32}) {
+      expect_same_on_all(name, config, dtype, batch, options);
+    }
+    options.recompute.full = true;
+    expect_same_on_all(name + " replayed", config, DType::kF64, batch, options);
+  }
+  ModelConfig e4m3 = all[1].second;
+  e4m3.attention.indexer.precision = attention::SelectionPrecision::kE4m3;
+  const Batch batch = packed_batch({30, 17}, e4m3.vocab_size, 6);
+  expect_same_on_all("e4m3", e4m3, DType::kF32, batch,
+                     context_options(e4m3, AttentionMode::kSparse));
+}
+
+// A window, whose pools begin where the batch says, on every rank.
+TEST(ContextParallel, PoolsBeginWhereTheBatchSays) {
+  const ModelConfig config = pool_models()[1].second;
+  Batch batch = packed_batch({9, 26}, config.vocab_size, 5);
+  for (std::size_t i = 9; i < 35; ++i) {
+    batch.ranges.starts[i] = std::max(9, static_cast<std::int32_t>(i) - 11);
+  }
+  const StepOptions options = context_options(config, AttentionMode::kSparse);
+  run_ranks(4, [&](ThreadCommunicator& group) {
+    Transformer model = shaken_model(config);
+    EXPECT_NE(
+        error_of([&] { model.step(share_batch(batch, group), options); }).find("Batch::spans"),
+        std::string::npos);
+  });
+  batch.spans = packed_spans(std::vector<std::int32_t>{0, 9, 35});
+  expect_same_on_all("window", config, DType::kF64, batch, options);
+}
+
 TEST(ContextParallel, SelectsInMxfp8AsOneRankDoes) {
   const ModelConfig config = mxfp8_model();
   const Batch batch = packed_batch({30, 17}, config.vocab_size, 6);
@@ -169,6 +211,8 @@ TEST(ContextParallel, ExchangesWhatIsReadAndNothingTwice) {
   EXPECT_EQ(exchanges(mla, {false, true, false, false, false, false}), 2 * (4 + 1));
   EXPECT_EQ(exchanges(mla, {false, true, false, false, false, true}), 2 * 4);
   EXPECT_EQ(exchanges(mla, {false, false, true, true, true, false}), 2 * 4);
+  // Pools: the keys, index keys and gates; nothing of the indexer comes back.
+  EXPECT_EQ(exchanges(pool_models()[0].second, {}), 2 * (1 + 2 + 1));
   // MXFP8 selects from codes and scales, and learns from what was not quantised.
   EXPECT_EQ(exchanges(mxfp8_model(), {}), 2 * 6);
 }

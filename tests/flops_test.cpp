@@ -31,15 +31,23 @@ const Pairs kPairs = {5000, 4000, 300};
 
 double core_of(const PlanConfig& c) { return layer_flops(c, 1, 0, kTokens, kPairs).index_core; }
 
+attention::IndexerConfig pools_of(std::int64_t pool_size, std::int64_t topk, bool tail = true) {
+  attention::IndexerConfig c;
+  c.pool_size = pool_size;
+  c.topk = topk;
+  c.select_tail = tail;
+  return c;
+}
+
 TEST(Flops, O1O4CausalPairsAndSelectedPairs) {
-  const Pairs ten = exact_pairs(Lengths{10}, 4, {});
+  const Pairs ten = exact_pairs(Lengths{10}, pools_of(1, 4));
   EXPECT_EQ(ten.visible, 55);
   EXPECT_EQ(ten.selected, 34);
-  const Pairs longer = exact_pairs(Lengths{131072}, 2048, {});
+  const Pairs longer = exact_pairs(Lengths{131072}, pools_of(1, 2048));
   EXPECT_EQ(longer.selected, 266339328.0);
   EXPECT_EQ(longer.visible, 8590000128.0);
   EXPECT_NEAR(longer.selected / longer.visible, 0.0310, 5e-5);
-  const Pairs packed = exact_pairs(Lengths{10, 0, 3}, 4, {});
+  const Pairs packed = exact_pairs(Lengths{10, 0, 3}, pools_of(1, 4));
   EXPECT_EQ(packed.visible, 55 + 6);
   EXPECT_EQ(packed.selected, 34 + 6);
 }
@@ -56,7 +64,7 @@ TEST(Flops, PairsOfPoolsAreCountedExactly) {
             scored += static_cast<double>(pools);
             selected += static_cast<double>(size * kept + (tail ? n % size : 0));
           }
-          const Pairs pairs = exact_pairs(Lengths{length}, topk, {size, tail});
+          const Pairs pairs = exact_pairs(Lengths{length}, pools_of(size, topk, tail));
           ASSERT_EQ(pairs.scored, scored) << size << " " << topk << " " << length;
           ASSERT_EQ(pairs.selected, selected) << size << " " << topk << " " << length << tail;
         }
@@ -74,7 +82,7 @@ TEST(Flops, TheShareThatIsSelected) {
   const double share = selected_share(131072, 131072.0 * 131072.0, 2048);
   EXPECT_DOUBLE_EQ(share, 2048 * (1 - 2048.0 / (2 * 131072.0)) / 65536);
   // Up to the diagonal it is the exact share.
-  const Pairs exact = exact_pairs(Lengths{131072}, 2048, {});
+  const Pairs exact = exact_pairs(Lengths{131072}, pools_of(1, 2048));
   EXPECT_NEAR(share, exact.selected / exact.visible, 1e-5);
 }
 
@@ -93,7 +101,7 @@ TEST(Flops, LatentAttentionByItsFormula) {
   EXPECT_DOUBLE_EQ(loss_flops(c, kTokens).loss, 3 * 2 * h * 11 * kTokens);
   // With Q / 2 pairs the core is that of Megatron Core: half a product for each of Q.
   const double tokens = 64, squares = 64 * 64;
-  const Flops mean = layer_flops(c, 1, 0, tokens, mean_pairs(tokens, squares, 4, {}));
+  const Flops mean = layer_flops(c, 1, 0, tokens, mean_pairs(tokens, squares, pools_of(1, 4)));
   EXPECT_DOUBLE_EQ(mean.attention_core, 3 * 2 * (heads * (latent + rope) / 2 + heads * latent / 2) *
                                             selected_share(tokens, squares, 4) * squares);
   PlanConfig plain = c;
@@ -195,11 +203,12 @@ TEST(Flops, DepthsThatRun) {
 
 TEST(Flops, PoolsAreScoredInPlaceOfKeys) {
   PlanConfig c = tiny(AttentionMode::kSparse, false);
-  const Flops keys = layer_flops(c, 1, 0, 64, exact_pairs(Lengths{64}, 4, c.pool));
-  c.pool.pool_size = 4;
-  const Flops pools = layer_flops(c, 1, 0, 64, mean_pairs(64, 64 * 64, 4, c.pool));
-  c.pool.pool_size = 1;
-  EXPECT_DOUBLE_EQ(layer_flops(c, 1, 0, 64, mean_pairs(64, 64 * 64, 4, c.pool)).index_core,
+  attention::IndexerConfig& indexer = c.model.attention.indexer;
+  const Flops keys = layer_flops(c, 1, 0, 64, exact_pairs(Lengths{64}, indexer));
+  indexer.pool_size = 4;
+  const Flops pools = layer_flops(c, 1, 0, 64, mean_pairs(64, 64 * 64, indexer));
+  indexer.pool_size = 1;
+  EXPECT_DOUBLE_EQ(layer_flops(c, 1, 0, 64, mean_pairs(64, 64 * 64, indexer)).index_core,
                    4 * pools.index_core);
   EXPECT_DOUBLE_EQ(pools.index_linear - keys.index_linear, 2 * 64 * 12 * 8);  // the gate
 }

@@ -30,8 +30,15 @@ std::map<std::int64_t, std::vector<double>> read_pieces(Transformer& model, Atte
   return after;
 }
 
+std::vector<std::pair<std::string, ModelConfig>> all_models() {
+  auto all = tiny_models();
+  for (const auto& model : pool_models()) all.push_back(model);
+  return all;
+}
+
+// With pools a piece appends to the open pool of the piece before.
 TEST(Generate, EveryCutGivesTheBitsOfTheTrainingForward) {
-  for (const auto& [name, config] : tiny_models()) {
+  for (const auto& [name, config] : all_models()) {
     for (const DType dtype : {DType::kF32, DType::kF64}) {
       Transformer model = shaken_model(config, dtype);
       const Batch batch = packed_batch({40}, config.vocab_size, 5);
@@ -50,8 +57,13 @@ TEST(Generate, EveryCutGivesTheBitsOfTheTrainingForward) {
   }
 }
 
-TEST(Generate, ReportedLogProbabilitiesAreThoseOfTraining) {
-  const ModelConfig config = tiny_model(tiny_mla());
+class GenerateFrom : public testing::TestWithParam<const char*> {};
+
+TEST_P(GenerateFrom, ReportedLogProbabilitiesAreThoseOfTraining) {
+  ModelConfig config;
+  for (const auto& [name, one] : all_models()) {
+    if (name == GetParam()) config = one;
+  }
   Transformer model = shaken_model(config);
   std::vector<std::int32_t> tokens = {3, 1, 4};
   std::vector<std::vector<float>> reported;
@@ -77,6 +89,8 @@ TEST(Generate, ReportedLogProbabilitiesAreThoseOfTraining) {
     EXPECT_EQ(generated[t], best);
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Models, GenerateFrom, testing::Values("mla", "gqa_plain", "pools_plain"));
 
 TEST(Generate, GreedyTakesTheLowestTokenAtTies) {
   const ModelConfig config = tiny_model(tiny_mla());

@@ -34,8 +34,14 @@ json without(json object, const char* path) {
   return object;
 }
 
+std::vector<std::pair<std::string, ModelConfig>> all_models() {
+  auto all = tiny_models();
+  for (const auto& model : pool_models()) all.push_back(model);
+  return all;
+}
+
 TEST(Config, WhatIsWrittenIsReadBack) {
-  for (const auto& [name, config] : tiny_models()) {
+  for (const auto& [name, config] : all_models()) {
     const json object = write_model_config(config);
     EXPECT_EQ(refusal(object), "") << name;
     EXPECT_EQ(write_model_config(read_model_config(object)), object) << name;
@@ -106,15 +112,22 @@ TEST(Config, UnknownKeysAreRefusedWithTheNearestName) {
 }
 
 TEST(Config, EveryKeyIsRequired) {
-  for (const auto& [name, config] : tiny_models()) {
+  for (const auto& [name, config] : all_models()) {
     const json good = write_model_config(config);
     const json flat = good.flatten();
     for (const auto& [path, value] : flat.items()) {
       const bool precision = path.ends_with("/precision") || path.ends_with("_output");
+      const bool pools = path.ends_with("/select_tail") || path.ends_with("/pool_rounding") ||
+                         path.ends_with("/hf_scoring");
+      if (path.ends_with("/pool_size")) {  // the others belong to it
+        const std::string text = refusal(without(good, path.c_str()));
+        EXPECT_EQ(text.empty(), config.attention.indexer.pool_size == 1) << name << text;
+        continue;
+      }
       const bool sharing = path.starts_with("/mtp_") || path.ends_with("/topk_freq") ||
                            path.ends_with("/skip_topk_offset");
-      const bool optional =
-          path == "/vocab_size" || path == "/attention/q_lora_rank" || precision || sharing;
+      const bool optional = path == "/vocab_size" || path == "/attention/q_lora_rank" ||
+                            precision || sharing || pools;
       const std::string text = refusal(without(good, path.c_str()));
       if (optional) {
         EXPECT_EQ(text, "") << path;
@@ -128,7 +141,7 @@ TEST(Config, EveryKeyIsRequired) {
 }
 
 TEST(Config, WrongTypesAreRefused) {
-  for (const auto& [name, config] : tiny_models()) {
+  for (const auto& [name, config] : all_models()) {
     const json good = write_model_config(config);
     const json flat = good.flatten();
     for (const auto& [path, value] : flat.items()) {
@@ -212,6 +225,58 @@ TEST(Config, RulesAreNamedWithTheirValues) {
   EXPECT_NE(
       refusal(write_model_config(tiny_model(simplified))).find("needs attention.kind \"gqa\""),
       std::string::npos);
+}
+
+TEST(Config, PoolsArriveAndTheirRulesAreNamed) {
+  ModelConfig config = pool_models()[0].second;
+  attention::IndexerConfig& indexer = config.attention.indexer;
+  indexer.select_tail = false;
+  indexer.pool_rounding = PoolRounding::kKeyDtype;
+  indexer.weights_output = attention::OutputPrecision::kBf16;
+  indexer.hf_scoring = true;
+  json good = write_model_config(config);
+  const attention::IndexerConfig i = read_model_config(good).attention.indexer;
+  EXPECT_EQ(i.pool_size, 2);
+  EXPECT_FALSE(i.select_tail);
+  EXPECT_EQ(i.pool_rounding, PoolRounding::kKeyDtype);
+  EXPECT_TRUE(i.hf_scoring);
+  good["attention"]["indexer"].erase("select_tail");
+  EXPECT_TRUE(read_model_config(good).attention.indexer.select_tail);  // default
+  expect_refused(good,
+                 {{"/attention/indexer/topk", 5,
+                   "topk must be a multiple of attention.indexer.pool_size = 2, got 5"},
+                  {"/attention/indexer/pool_size", -2, "belongs to a pool_size above 1"},
+                  {"/attention/indexer/pool_size", 1, "belongs to a pool_size above 1"},
+                  {"/attention/indexer/pool_size", 5000, "must be from 1 to 4096, got 5000"},
+                  {"/attention/indexer/pool_rounding", "bf16",
+                   "pool_rounding must be one of \"once\", \"key_dtype\""},
+                  {"/attention/indexer/precision", "e4m3", "hf_scoring needs"},
+                  {"/attention/indexer/weights_output", "full", "hf_scoring needs"},
+                  {"/attention/indexer/poolsize", 2, "did you mean attention.indexer.pool_size?"}});
+  good["attention"]["indexer"].erase("hf_scoring");
+  expect_refused(good, {{"/attention/indexer/precision", "mxfp8", "pool_size 1, got 2"},
+                        {"/attention/indexer/precision", "e4m3", "hadamard to be false"}});
+}
+
+// NoPE: what rotates is asked for where something does.
+TEST(Config, WithoutRotaryChannelsNothingAsksForThem) {
+  attention::AttentionConfig still = tiny_mla();
+  still.qk_rope_head_dim = still.indexer.rope_dim = 0;
+  still.rope_theta = 0;
+  const json none = write_model_config(tiny_model(still));
+  for (const char* key :
+       {"/attention/rope_theta", "/attention/rope_pairing", "/attention/indexer/rope_pairing"}) {
+    EXPECT_FALSE(none.contains(json::json_pointer(key))) << key;
+  }
+  EXPECT_EQ(refusal(none), "");
+  EXPECT_EQ(refusal(with(none, "/attention/rope_theta", 1e4)), "");  // may stay
+  expect_refused(none, {{"/attention/qk_rope_head_dim", 4, "rope_pairing is required"},
+                        {"/attention/indexer/rope_dim", 4, "rope_pairing is required"},
+                        {"/attention/rope_theta", "x", "rope_theta must be a number"}});
+  EXPECT_NE(refusal(with(with(none, "/attention/indexer/rope_dim", 4),
+                         "/attention/indexer/rope_pairing", "half_split"))
+                .find("attention.rope_theta is required"),
+            std::string::npos);
 }
 
 // What depths may share, and what sharing needs.

@@ -84,6 +84,13 @@ std::vector<Case> cases() {
     all.push_back({name + "_warmup", config, AttentionMode::kWarmup});
     all.push_back({name + "_sparse", config, AttentionMode::kSparse});
   }
+  for (const auto& [name, config] : pool_models()) {
+    all.push_back({name + "_sparse", config, AttentionMode::kSparse});
+  }
+  ModelConfig ahead = pool_models()[0].second;  // depths that attend to the pools of the first
+  ahead.mtp_depths = 2;
+  ahead.mtp_shared_components = {true, true};
+  all.push_back({"mtp_pools_sparse", ahead, AttentionMode::kSparse});
   for (const auto& [name, config] : mtp_models()) {
     all.push_back({"mtp_" + name + "_sparse", config, AttentionMode::kSparse});
   }
@@ -105,7 +112,8 @@ TEST_P(Gradients, MatchFiniteDifferences) {
   StepOptions options;
   options.mode = GetParam().mode;
   options.loss_scale = kLossScale;
-  options.index_loss_scale = options.mode == AttentionMode::kDense ? 0 : kIndexScale;
+  const bool frozen = model.config().attention.indexer.pools();
+  options.index_loss_scale = options.mode == AttentionMode::kDense || frozen ? 0 : kIndexScale;
   for (std::int64_t d = 0; d < model.config().mtp_depths; ++d) {
     options.mtp_loss_scales.push_back(0.3 + 0.2 * static_cast<double>(d));
   }

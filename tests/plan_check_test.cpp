@@ -7,6 +7,7 @@
 #include "plan/check.h"
 #include "plan/report.h"
 #include "tests/tiny_models.h"
+#include "train/config.h"
 #include "winnow/error.h"
 
 namespace winnow::plan {
@@ -94,28 +95,44 @@ TEST(PlanCheck, RanksDivideTheBatch) {
   EXPECT_EQ(only(c).instead, "8");
 }
 
-// KPool: no loss, no MXFP8, no replay, whole pools.
+// KPool: no loss, no MXFP8, no replay, whole pools; all at once, whoever names the rule.
 TEST(PlanCheck, PoolsNeedAFrozenIndexer) {
   PlanConfig c = good();
-  c.pool.pool_size = 4;
-  EXPECT_EQ(only(c).text(),
-            "plan.pool.pool_size needs indexers that do not learn: stage \"sparse\" has "
-            "index_loss_coefficient > 0, got 4");
+  c.model.attention.indexer.pool_size = 4;
+  c.model.attention.indexer.hadamard = false;
   c.stages[0].index_loss = false;
   EXPECT_TRUE(broken(c).empty());
-  c.model.attention.indexer.topk = 6;
-  EXPECT_EQ(only(c).text(),
-            "attention.indexer.topk must be a multiple of plan.pool.pool_size = 4, got 6");
-  EXPECT_EQ(only(c).instead, "8");
-  c.model.attention.indexer.topk = 8;
-  c.model.attention.indexer.precision = attention::SelectionPrecision::kMxfp8;
-  EXPECT_EQ(only(c).option, "attention.indexer.precision");
-  c.model.attention.indexer.precision = attention::SelectionPrecision::kFull;
-  c.recompute.full = c.recompute.reuse_checkpoint_topk = true;
-  EXPECT_EQ(only(c).option, "reuse_checkpoint_topk");
-  c.recompute = {};
-  c.pool.pool_size = 0;
-  EXPECT_EQ(only(c).instead, "1");
+  json wrong = {{"model", model::write_model_config(c.model)},
+                {"data", {{"context", 64}, {"batch_sequences", 8}}},
+                {"recompute", {"full"}},
+                {"stages",
+                 {{{"name", "w"}, {"attention", "warmup"}, {"index_loss_coefficient", 1.0}},
+                  {{"name", "s"}, {"attention", "sparse"}, {"index_loss_coefficient", 0.1}}}}};
+  wrong["reuse_checkpoint_topk"] = true;
+  wrong["model"]["attention"]["indexer"]["topk"] = 6;
+  wrong["model"]["attention"]["indexer"]["index_dim"] = 32;
+  wrong["model"]["attention"]["indexer"]["precision"] = "mxfp8";
+  Rules rules(Rules::Mode::kCollect);
+  train::read_train_config(wrong, train::Purpose::kPlan, rules);
+  std::string texts;
+  for (const Violation& v : rules.violations()) texts += v.text() + "; valid: " + v.instead + "\n";
+  for (const char* text :
+       {"attention.indexer.topk must be a multiple of attention.indexer.pool_size = 4, got 6; "
+        "valid: 8",
+        "attention.indexer.precision \"mxfp8\" needs pool_size 1, got 4; valid: \"full\"",
+        "stages[0].attention must not be a warm-up with attention.indexer.pool_size = 4: indexers "
+        "of pools do not learn, got \"warmup\"; valid: \"sparse\"",
+        "stages[1].index_loss_coefficient must be 0 with attention.indexer.pool_size = 4: indexers "
+        "of pools do not learn, got 0.1; valid: 0",
+        "reuse_checkpoint_topk must not be combined with attention.indexer.pool_size = 4: a replay "
+        "of pools selects again; valid: false"}) {
+    EXPECT_NE(texts.find(text), std::string::npos) << text << " is not in\n" << texts;
+  }
+  Rules plan(Rules::Mode::kCollect);
+  read_plan_options(json::parse(R"({"pool": {"pool_size": 4}})"), c, plan);
+  ASSERT_EQ(plan.violations().size(), 1u);
+  EXPECT_NE(plan.violations()[0].text().find("model.attention.indexer.pool_size"),
+            std::string::npos);
 }
 
 // Per-layer graphs must not capture attention while depths share; MLP-only and whole-step graphs may.
@@ -223,7 +240,7 @@ TEST(PlanOptions, AreReadByName) {
       "layout": "Et|tL",
       "step_graph": {"scope": "layer", "modules": ["mlp"]}, "dtype": "bf16", "stage": "second",
       "shard_optimizer": true, "score_budget_gib": 0.5, "machine": "h100", "efficiency": 0.4,
-      "layer_pattern": "D-", "lengths": [3, 4], "pool": {"pool_size": 4, "select_tail": false},
+      "layer_pattern": "D-", "lengths": [3, 4],
       "moe": {"experts": 8, "experts_per_token": 2, "intermediate_size": 6},
       "mamba": {"state_dim": 16}})"),
                     c, rules);
@@ -235,7 +252,6 @@ TEST(PlanOptions, AreReadByName) {
   EXPECT_EQ(c.dtype, DType::kBF16);
   EXPECT_EQ(c.mode().name, "second");
   EXPECT_EQ(c.lengths, (std::vector<std::int64_t>{3, 4}));
-  EXPECT_EQ(c.pool.pool_size, 4);
   EXPECT_EQ(c.moe.experts, 8);
   EXPECT_EQ(c.mamba.state_dim, 16);
 
@@ -302,7 +318,7 @@ TEST(Plan, StagesAddUpToTheModel) {
   const Plan plan = make_plan(c, check(c, strict));
   EXPECT_EQ(plan.ranks, 16);
   EXPECT_EQ(plan.tokens, 8 * 64);
-  Pairs pairs = exact_pairs(std::vector<std::int64_t>(8, 64), 4, c.pool);
+  Pairs pairs = exact_pairs(std::vector<std::int64_t>(8, 64), c.model.attention.indexer);
   EXPECT_NEAR(plan.flops.total() / model_flops(c, 8 * 64, pairs).total(), 1, 1e-12);
   EXPECT_NEAR(plan.mean_flops / plan.flops.total(), 1, 0.1);
   EXPECT_GT(plan.rank_memory[0], 0);

@@ -79,7 +79,9 @@ double parameters_of(const PlanConfig& c, const PipelineLayout& layout) {
 }
 
 TEST(PlanMemory, StagesHoldTheModelsParameters) {
-  for (auto [name, model] : model::tiny_models()) {
+  auto models = model::tiny_models();
+  for (const auto& model : model::pool_models()) models.push_back(model);
+  for (auto [name, model] : models) {
     for (const std::int64_t mtp : {0, 3}) {
       for (const std::int64_t freq : {1, 2}) {
         model.layers = 5;
@@ -130,9 +132,9 @@ TEST(PlanMemory, ScoreChunksOfAMillionTokens) {
   c.score_budget_gib = 8;
   EXPECT_EQ(score_chunks(c).rows, 1024);
   EXPECT_EQ(score_chunks(c).count, 16);
-  c.pool.pool_size = 4;
+  c.model.attention.indexer.pool_size = 4;
   EXPECT_EQ(score_chunks(c).rows, 4096);
-  c.pool.pool_size = 1;
+  c.model.attention.indexer.pool_size = 1;
   c.context = 131072;
   c.cp = 32;
   c.score_budget_gib = 2;
@@ -229,7 +231,7 @@ double measured(const PlanConfig& c) {
 }
 
 TEST(PlanMemory, AStepTakesWhatWasPlanned) {
-  std::vector<PlanConfig> plans(12, config_of(small_model()));
+  std::vector<PlanConfig> plans(16, config_of(small_model()));
   for (PlanConfig& c : plans) c.context = 512;
   plans[1].recompute.full = true;
   plans[2].recompute.core_attention = plans[2].recompute.mlp = true;
@@ -246,6 +248,14 @@ TEST(PlanMemory, AStepTakesWhatWasPlanned) {
   plans[10].stages = plans[4].stages;
   plans[11] = plans[7];
   plans[11].cp = 4;
+  for (std::size_t i = 12; i < 16; ++i) {
+    plans[i].model.attention.indexer.pool_size = 4;
+    plans[i].stages[0].index_loss = false;
+  }
+  plans[13].recompute.full = true;
+  plans[14].model.attention.indexer.precision = attention::SelectionPrecision::kE4m3;
+  plans[14].model.attention.indexer.hadamard = false;
+  plans[15].cp = 2;
   for (std::size_t i = 0; i < plans.size(); ++i) {
     const testing::ThreadsGuard threads(plans[i].cp > 1 ? 1 : num_threads());
     const double planned = memory_of(plans[i]).total();

@@ -76,13 +76,37 @@ inline std::vector<std::pair<std::string, ModelConfig>> tiny_models() {
   plain.qk_rope_head_dim = 0;
   plain.indexer.rope_dim = 0;
   plain.indexer.hadamard = false;
+  attention::AttentionConfig still = tiny_gqa();  // no rotation here, either
+  still.qk_rope_head_dim = 0;
+  still.indexer.rope_dim = 0;
   ModelConfig shared = tiny_model(tiny_mla());  // layer 1 reuses the indices of layer 0
   shared.sharing.topk_freq = 2;
-  return {{"mla", tiny_model(tiny_mla())},
-          {"mla_plain", tiny_model(plain)},
-          {"mla_shared", shared},
-          {"gqa", tiny_model(tiny_gqa())},
-          {"gqa_simplified", tiny_model(tiny_simplified())}};
+  return {{"mla", tiny_model(tiny_mla())},  {"mla_plain", tiny_model(plain)},
+          {"mla_shared", shared},           {"gqa", tiny_model(tiny_gqa())},
+          {"gqa_plain", tiny_model(still)}, {"gqa_simplified", tiny_model(tiny_simplified())}};
+}
+
+// Models whose indexers score pools.
+inline std::vector<std::pair<std::string, ModelConfig>> pool_models() {
+  const auto with = [](attention::AttentionConfig c, std::int64_t pool_size, std::int64_t topk,
+                       bool tail) {
+    c.indexer.pool_size = pool_size;
+    c.indexer.topk = topk;
+    c.indexer.select_tail = tail;
+    return tiny_model(c);
+  };
+  attention::AttentionConfig plain = tiny_mla();  // as glm5_next has it: no rotation anywhere
+  plain.qk_rope_head_dim = 0;
+  plain.indexer.rope_dim = 0;
+  plain.indexer.hadamard = false;
+  ModelConfig shared = with(tiny_mla(), 2, 4, true);
+  shared.sharing.topk_freq = 2;
+  return {{"pools", with(tiny_mla(), 2, 4, true)},
+          {"pools_plain", with(plain, 4, 4, true)},
+          {"pools_no_tail", with(tiny_mla(), 3, 6, false)},
+          {"pools_shared", shared},
+          {"pools_gqa", with(tiny_gqa(), 4, 8, true)},
+          {"pools_simplified", with(tiny_simplified(), 3, 3, true)}};
 }
 
 // Models with multi-token prediction, in every combination of what its depths share.

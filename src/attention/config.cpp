@@ -63,6 +63,33 @@ std::int64_t divisor_below(std::int64_t of, std::int64_t value) {
   return value;
 }
 
+std::int64_t multiple_above(std::int64_t value, std::int64_t step) {
+  return std::max<std::int64_t>(1, (value + step - 1) / step) * step;
+}
+
+bool power_of_two(std::int64_t value) { return (value & (value - 1)) == 0; }
+
+void check_pools(const IndexerConfig& c, bool topk, Checker& rules) {
+  constexpr std::int64_t kMostPool = 4096;
+  const bool size = c.pool_size >= 1 && c.pool_size <= kMostPool;
+  rules.require(size, "indexer.pool_size", c.pool_size,
+                std::clamp<std::int64_t>(c.pool_size, 1, kMostPool), "must be from 1 to {}",
+                kMostPool);
+  if (size && topk) {
+    rules.require(c.topk % c.pool_size == 0, "indexer.topk", c.topk,
+                  multiple_above(c.topk, c.pool_size),
+                  "must be a multiple of attention.indexer.pool_size = {}", c.pool_size);
+  }
+  if (!c.hf_scoring) return;
+  constexpr char kOption[] = "indexer.hf_scoring";
+  rules.require(c.pools(), kOption, "", false, "needs attention.indexer.pool_size above 1");
+  rules.require(c.weights_output == OutputPrecision::kBf16, kOption, "", false,
+                "needs attention.indexer.weights_output \"bf16\"");
+  rules.require(c.relu, kOption, "", false, "needs attention.indexer.relu");
+  rules.require(c.precision == SelectionPrecision::kFull, kOption, "", false,
+                "needs attention.indexer.precision \"full\"");
+}
+
 void check_indexer(const AttentionConfig& config, Checker& rules) {
   const IndexerConfig& c = config.indexer;
   const bool heads = rules.size("indexer.index_heads", c.index_heads);
@@ -70,20 +97,18 @@ void check_indexer(const AttentionConfig& config, Checker& rules) {
   if (heads && dim) {
     rules.width("indexer.index_heads", c.index_heads, "indexer.index_dim", c.index_dim);
   }
-  rules.size("indexer.topk", c.topk);
+  check_pools(c, rules.size("indexer.topk", c.topk), rules);
   if (rules.size("indexer.rope_dim", c.rope_dim, 0)) rules.even("indexer.rope_dim", c.rope_dim);
   if (dim) {
     rules.require(c.index_dim >= c.rope_dim, "indexer.index_dim", c.index_dim, c.rope_dim,
                   "must be at least attention.indexer.rope_dim = {}", c.rope_dim);
-    rules.require(!c.hadamard || (c.index_dim & (c.index_dim - 1)) == 0, "indexer.index_dim",
-                  c.index_dim, power_of_two_below(c.index_dim),
+    rules.require(!c.hadamard || power_of_two(c.index_dim), "indexer.index_dim", c.index_dim,
+                  power_of_two_below(c.index_dim),
                   "must be a power of two with attention.indexer.hadamard");
   }
-  if (c.precision == SelectionPrecision::kMxfp8) {
-    const std::string missing = missing_for_mxfp8(c, DType::kF32, AttentionMode::kSparse);
-    rules.require(missing.empty(), "indexer.precision", "", "\"full\"", "\"mxfp8\" needs {}",
-                  missing);
-  }
+  const std::string missing = missing_for_precision(c, DType::kF32, AttentionMode::kSparse);
+  rules.require(missing.empty(), "indexer.precision", "", "\"full\"", "\"{}\" needs {}",
+                precision_name(c.precision), missing);
   if (c.mode == IndexerMode::kStandard) {
     rules.positive("indexer.k_norm_epsilon", c.k_norm_epsilon, 1e-6);
     return;
@@ -99,15 +124,30 @@ void check_indexer(const AttentionConfig& config, Checker& rules) {
 
 }  // namespace
 
-std::string missing_for_mxfp8(const IndexerConfig& config, DType dtype, AttentionMode mode) {
+const char* precision_name(SelectionPrecision precision) {
+  if (precision == SelectionPrecision::kFull) return "full";
+  return precision == SelectionPrecision::kMxfp8 ? "mxfp8" : "e4m3";
+}
+
+std::string missing_for_precision(const IndexerConfig& config, DType dtype, AttentionMode mode) {
   std::string missing;
+  if (config.precision == SelectionPrecision::kFull) return missing;
+  const bool mxfp8 = config.precision == SelectionPrecision::kMxfp8;
   const auto need = [&](bool there, const std::string& sentence) {
     if (!there) missing += (missing.empty() ? "" : "; ") + sentence;
   };
-  need(config.index_dim % 32 == 0,
-       fmt::format("index_dim to be a multiple of 32, got {}", config.index_dim));
+  if (mxfp8) {
+    need(config.index_dim % 32 == 0,
+         fmt::format("index_dim to be a multiple of 32, got {}", config.index_dim));
+    need(!config.pools(), fmt::format("pool_size 1, got {}", config.pool_size));
+  } else {
+    need(config.pools(), fmt::format("pool_size above 1, got {}", config.pool_size));
+    need(power_of_two(config.index_dim),
+         fmt::format("index_dim to be a power of two, got {}", config.index_dim));
+    need(!config.hadamard, "hadamard to be false: it rotates by itself");
+  }
   need(dtype == DType::kF32, fmt::format("a model of dtype f32, got {}", dtype_name(dtype)));
-  need(mode != AttentionMode::kWarmup,
+  need(!mxfp8 || mode != AttentionMode::kWarmup,
        "the sparse loss: the dense loss of a warm-up reads scores that are not quantised");
   return missing;
 }
@@ -151,9 +191,7 @@ void check(const AttentionConfig& c, Rules& all) {
   }
   rules.size("max_positions", c.max_positions);
   check_indexer(c, rules);
-  if (c.qk_rope_head_dim > 0 || c.indexer.rope_dim > 0) {
-    rules.positive("rope_theta", c.rope_theta, 1e4);
-  }
+  if (c.rotates()) rules.positive("rope_theta", c.rope_theta, 1e4);
 }
 
 void validate(const AttentionConfig& config) {

@@ -7,6 +7,7 @@
 
 #include "base/rules.h"
 #include "nn/rope.h"
+#include "winnow/pool_keys.h"
 
 namespace winnow::attention {
 
@@ -28,7 +29,9 @@ enum class OutputPrecision {
 enum class SelectionPrecision {
   kFull,   // the model's dtype
   kMxfp8,  // E4M3 with a power of two per 32 channels, queries and keys
+  kE4m3,   // pools: E4M3 with a power of two per query head and per pool, after a Hadamard rotation
 };
+const char* precision_name(SelectionPrecision precision);  // "full", "mxfp8", "e4m3"
 
 struct IndexerConfig {
   IndexerMode mode = IndexerMode::kStandard;
@@ -49,6 +52,20 @@ struct IndexerConfig {
       OutputPrecision::kFull;  // of the projection, and of its scalings
   // What the selection is scored in. The loss always scores in the model's dtype.
   SelectionPrecision precision = SelectionPrecision::kFull;
+
+  // KPool: the indexer scores pools of so many consecutive tokens in place of tokens, and a row
+  // attends to the tokens of the topk / pool_size best. Such an indexer does not learn. 1: none.
+  std::int64_t pool_size = 1;
+  bool select_tail = true;  // the tokens behind a row's last whole pool are always attended to
+  PoolRounding pool_rounding = PoolRounding::kOnce;
+  // As Hugging Face's glm5_next: the projection of the weights is scaled by index_heads^-0.5 alone
+  // and not rounded again; index_dim^-0.5 is on the dot product, before the ReLU.
+  bool hf_scoring = false;
+
+  bool pools() const { return pool_size > 1; }
+  std::int64_t selection_width() const {  // most tokens that a row attends to
+    return topk + (pools() && select_tail ? pool_size - 1 : 0);
+  }
 };
 
 // What the layer attends to.
@@ -76,6 +93,8 @@ struct AttentionConfig {
   std::int64_t max_positions = 0;
   IndexerConfig indexer;
 
+  // Whether positions turn anything.
+  bool rotates() const { return qk_rope_head_dim > 0 || indexer.rope_dim > 0; }
   // (qk_nope_head_dim + qk_rope_head_dim)^-0.5
   double softmax_scale() const;
 };
@@ -85,8 +104,8 @@ void check(const AttentionConfig& config, Rules& rules);
 // Throws at the first broken one, with option, rule and value.
 void validate(const AttentionConfig& config);
 
-// Everything that keeps a call from selecting with MXFP8 scores, in one sentence; "" if nothing
-// does. There is no other precision to fall back to in silence.
-std::string missing_for_mxfp8(const IndexerConfig& config, DType dtype, AttentionMode mode);
+// Everything that keeps a call from selecting with scores of the configured precision, in one
+// sentence; "" if nothing does. There is no other precision to fall back to in silence.
+std::string missing_for_precision(const IndexerConfig& config, DType dtype, AttentionMode mode);
 
 }  // namespace winnow::attention

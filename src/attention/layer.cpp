@@ -13,6 +13,14 @@ namespace {
 
 constexpr char kName[] = "attention";
 
+double range_pairs(const Tensor& starts, const Tensor& ends, std::int64_t keys) {
+  double pairs = 0;
+  for (std::int64_t i = 0; i < starts.shape[0]; ++i) {
+    pairs += static_cast<double>(row_range(starts, ends, i, keys).length());
+  }
+  return pairs;
+}
+
 const AttentionConfig& checked(const AttentionConfig& config) {
   validate(config);
   return config;
@@ -29,11 +37,17 @@ Layer::Layer(const AttentionConfig& config, const RopeTables& ropes, ParameterLi
   if (owns_indexer) indexer_.emplace(c_, ropes.indexer, parameters, prefix + "indexer.", dtype);
 }
 
-void Layer::check(const LayerOptions& options) const {
+void Layer::check(const Rows& rows, const LayerOptions& options) const {
   if (options.mode == AttentionMode::kDense) return;
   WINNOW_CHECK(kName, options.head_ranks == nullptr || options.mode == AttentionMode::kSparse,
                "heads spread over ranks need the sparse loss: that of a warm-up makes its target "
                "inside, from the heads it is given");
+  const bool learns = options.index_loss || options.mode == AttentionMode::kWarmup;
+  WINNOW_CHECK(
+      kName, !c_.indexer.pools() || !learns,
+      "an indexer of pools does not learn, pool_size is {}: use the mode sparse (or dense) "
+      "and no indexer loss",
+      c_.indexer.pool_size);
   if (options.reuses_indices) {
     WINNOW_CHECK(kName, !options.selects() || !options.reused.empty(),
                  "a layer that reuses indices must be given a selection, got none");
@@ -41,22 +55,26 @@ void Layer::check(const LayerOptions& options) const {
   }
   WINNOW_CHECK(kName, indexer_.has_value(),
                "a layer that owns no indexer cannot compute indices: give it a selection to reuse");
-  if (c_.indexer.precision == SelectionPrecision::kMxfp8) {
-    const std::string missing = missing_for_mxfp8(c_.indexer, dtype_, options.mode);
-    WINNOW_CHECK(kName, missing.empty(), "indexer precision \"mxfp8\" needs {}", missing);
-  }
+  const std::string missing = missing_for_precision(c_.indexer, dtype_, options.mode);
+  WINNOW_CHECK(kName, missing.empty(), "indexer precision \"{}\" needs {}",
+               precision_name(c_.indexer.precision), missing);
+  const std::int64_t ranges = rows.pools.starts.empty() ? 0 : rows.pools.starts.shape[0];
+  WINNOW_CHECK(
+      kName, !c_.indexer.pools() || ranges == rows.count(),
+      "with pool_size {} every one of {} rows needs its range of pools (PoolTables), got {}",
+      c_.indexer.pool_size, rows.count(), ranges);
 }
 
 LayerResult Layer::forward(const Tensor& x, const Rows& rows, const LayerOptions& options,
                            const Kept& kept, Memory& memory, const Tensor& output) const {
-  check(options);
+  check(rows, options);
   const bool warmup = options.mode == AttentionMode::kWarmup;
   const bool sparse = options.mode == AttentionMode::kSparse;
   projection_->query_latent(x, kept);
   projection_->query(x, rows, kept);
   if (!options.shared_keys) make_keys(x, rows, kept, memory);
   make_selection(x, rows, options, kept, memory);
-  const Keys keys = keys_of(kept.cache, rows.keys());
+  const Keys keys = keys_of(kept.cache, rows);
   core_attention(rows, keys, kept, memory);
   if (!output.empty()) {
     projection_->heads(kept);
@@ -81,7 +99,7 @@ void Layer::replay(const Tensor& x, const Rows& rows, const LayerOptions& option
                    const Tensor& output) const {
   LayerOptions again = options;
   again.index_loss = again.index_gradient = again.measure_selection = false;
-  check(again);
+  check(rows, again);
   if (parts.latents) {
     projection_->query_latent(x, kept);
     if (!options.shared_keys) make_keys(x, rows, kept, memory);
@@ -89,7 +107,7 @@ void Layer::replay(const Tensor& x, const Rows& rows, const LayerOptions& option
   if (parts.query) projection_->query(x, rows, kept);
   if (parts.core) {
     make_selection(x, rows, again, kept, memory);
-    core_attention(rows, keys_of(kept.cache, rows.keys()), kept, memory);
+    core_attention(rows, keys_of(kept.cache, rows), kept, memory);
     projection_->heads(kept);
   }
   if (!output.empty()) projection_->output(kept, output);
@@ -99,7 +117,7 @@ void Layer::backward(const Tensor& x, const Rows& rows, const LayerOptions& opti
                      const Kept& kept, const Tensor& d_output, const Tensor& d_x,
                      const Tensor& d_shared_keys, Memory& memory) const {
   const std::int64_t n = rows.count();
-  const Keys keys = keys_of(kept.cache, rows.keys());
+  const Keys keys = keys_of(kept.cache, rows);
   const CoreActivations& core = kept.core;
   const Tensor& query = kept.query.query;
   const Tensor& d_attended =
@@ -141,15 +159,17 @@ void Layer::backward(const Tensor& x, const Rows& rows, const LayerOptions& opti
   projection_->keys_backward(x, rows, kept, d_key, d_value, d_x, memory);
 }
 
-Layer::Keys Layer::keys_of(const KeyCache& cache, std::int64_t keys) const {
+Layer::Keys Layer::keys_of(const KeyCache& cache, const Rows& rows) const {
+  const std::int64_t keys = rows.keys();
   Keys view;
   view.key = cache.key.view().rows(0, keys);
   if (c_.kind == AttentionKind::kGqa) view.value = cache.value.view().rows(0, keys);
   if (!indexer_) return view;
-  view.index_key = cache.index_key.view().rows(0, keys);
-  if (c_.indexer.precision == SelectionPrecision::kMxfp8) {
-    view.index_key_data = cache.index_key_data.view().rows(0, keys);
-    view.index_key_scale = cache.index_key_scale.view().rows(0, keys);
+  const std::int64_t scored = c_.indexer.pools() ? rows.pools.count : keys;
+  view.index_key = cache.index_key.view().rows(0, scored);
+  if (c_.indexer.precision != SelectionPrecision::kFull) {
+    view.index_key_data = cache.index_key_data.view().rows(0, scored);
+    view.index_key_scale = cache.index_key_scale.view().rows(0, scored);
   }
   return view;
 }
@@ -183,11 +203,12 @@ void Layer::attend(const Rows& rows, const Keys& keys, const Tensor& query,
 }
 
 double Layer::visible_pairs(const Rows& rows) {
-  double pairs = 0;
-  for (std::int64_t i = 0; i < rows.count(); ++i) {
-    pairs += static_cast<double>(row_range(rows.starts, rows.ends, i, rows.keys()).length());
-  }
-  return pairs;
+  return range_pairs(rows.starts, rows.ends, rows.keys());
+}
+
+double Layer::scored_pairs(const Rows& rows) const {
+  if (!c_.indexer.pools()) return visible_pairs(rows);
+  return range_pairs(rows.pools.starts, rows.pools.ends, rows.pools.count);
 }
 
 double Layer::pairs(const Rows& rows, const Selection& selection) {

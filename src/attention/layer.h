@@ -13,6 +13,10 @@
 // With precision kMxfp8 the selection alone is scored in MXFP8; what the loss learns from is scored
 // again, for the selected keys, from the inputs that were not quantised.
 //
+// With pools (KPool) the indexer scores one key for every pool_size tokens; a row attends to the
+// tokens of the pools that it selects and, with select_tail, to those behind its last whole pool.
+// Such an indexer is frozen: it has no loss.
+//
 // The indexer's gradient depends on nothing that comes after the layer, so the forward computes it:
 // the indexer's activations need not outlive the layer, and a replay has no indexer loss to repeat.
 // The backward is the language loss's alone; it never touches the indexer.
@@ -55,8 +59,9 @@ struct LayerReplay {
 };
 
 struct LayerResult {
-  double index_kl = 0;               // summed over rows
-  double attention_mass_caught = 0;  // mean over rows that see more than topk keys; 1 without such
+  double index_kl = 0;  // summed over rows
+  // Mean over rows that see more keys than a selection holds; 1 without such.
+  double attention_mass_caught = 0;
 };
 
 class Layer {
@@ -94,10 +99,12 @@ class Layer {
   struct Keys {
     Tensor key, value, index_key, index_key_data, index_key_scale;
   };
-  Keys keys_of(const KeyCache& cache, std::int64_t keys) const;
-  void check(const LayerOptions& options) const;
-  // For counted_flops(): pairs of a row and a key that it sees, or of those selected.
+  Keys keys_of(const KeyCache& cache, const Rows& rows) const;
+  void check(const Rows& rows, const LayerOptions& options) const;
+  // For counted_flops(): pairs of a row and a key that it sees, or that its indexer scores, or of
+  // those selected.
   static double visible_pairs(const Rows& rows);
+  double scored_pairs(const Rows& rows) const;
   static double pairs(const Rows& rows, const Selection& selection);
   double logit_flops(double pairs) const;
   double attention_flops(double pairs) const;  // of logits and values
@@ -105,6 +112,8 @@ class Layer {
   void make_keys(const Tensor& x, const Rows& rows, const Kept& kept, Memory& memory) const;
   void make_index_keys(const Tensor& x, const Rows& rows, const LayerOptions& options,
                        const Kept& kept, Memory& memory) const;
+  void make_pools(const Tensor& x, const Tensor& input, const Rows& rows,
+                  const LayerOptions& options, const Kept& kept, Memory& memory) const;
   // Of the rows' own keys: d_all [keys, ...] itself, or with context parallelism the sum over the
   // ranks of what belongs to these rows, in `own`.
   static Tensor own_gradient(const Rows& rows, const Tensor& d_all, Buffer& own, Memory& memory);
@@ -115,6 +124,9 @@ class Layer {
   Selection reuse(const Selection& reused, const Rows& rows) const;
   Selection select(const Rows& rows, const Keys& keys, const LayerOptions& options,
                    SelectionMemory& into, Memory& memory) const;
+  void choose(const Rows& rows, const Keys& keys, const Tensor& scores, SelectionMemory& into,
+              Memory& memory) const;
+  void expand(const Rows& rows, SelectionMemory& into, Memory& memory) const;
   void drop_unusable(const Tensor& scores, const SelectionMemory& selection) const;
   void core_attention(const Rows& rows, const Keys& keys, const Kept& kept, Memory& memory) const;
   void attend(const Rows& rows, const Keys& keys, const Tensor& query, const Selection& selection,

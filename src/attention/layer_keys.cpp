@@ -35,6 +35,7 @@ void Layer::make_keys(const Tensor& x, const Rows& rows, const Kept& kept, Memor
 void Layer::make_index_keys(const Tensor& x, const Rows& rows, const LayerOptions& options,
                             const Kept& kept, Memory& memory) const {
   const Tensor input = projection_->indexer_input(x, kept);
+  if (c_.indexer.pools()) return make_pools(x, input, rows, options, kept, memory);
   if (rows.context == nullptr) return indexer_->forward(x, input, rows, kept.cache, memory);
   check_context(rows);
   KeyCache &own = memory.context.own, &all = kept.cache;
@@ -47,6 +48,24 @@ void Layer::make_index_keys(const Tensor& x, const Rows& rows, const LayerOption
   if (!scores || !mxfp8) return;
   gather(rows, own.index_key_data, all.index_key_data, memory);
   gather(rows, own.index_key_scale, all.index_key_scale, memory);
+}
+
+// A rank pools what its rows see, from keys and gates of all ranks.
+void Layer::make_pools(const Tensor& x, const Tensor& input, const Rows& rows,
+                       const LayerOptions& options, const Kept& kept, Memory& memory) const {
+  indexer_->forward(x, input, rows, kept.cache, memory);
+  if (!options.selects() || options.hold_selection) return;
+  if (rows.context == nullptr) {
+    return indexer_->pool(memory.index_key, memory.index_gate, rows, kept.cache, memory);
+  }
+  check_context(rows);
+  ContextMemory& all = memory.context;
+  const std::int64_t keys = rows.keys(), dim = c_.indexer.index_dim;
+  all.index_key.fit(dtype_, {keys, dim});
+  all.index_gate.fit(dtype_, {keys, dim});
+  gather(rows, memory.index_key, all.index_key, memory);
+  gather(rows, memory.index_gate, all.index_gate, memory);
+  indexer_->pool(all.index_key, all.index_gate, rows, kept.cache, memory);
 }
 
 Tensor Layer::own_gradient(const Rows& rows, const Tensor& d_all, Buffer& own, Memory& memory) {

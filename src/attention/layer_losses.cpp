@@ -36,7 +36,7 @@ void Layer::targets(const Rows& rows, const Keys& keys, const LayerOptions& opti
   a.starts = rows.starts;
   a.ends = rows.ends;
   a.softmax_scale = c_.softmax_scale();
-  a.attention_target = memory.target.fit(dtype_, {rows.count(), c_.indexer.topk});
+  a.attention_target = memory.target.fit(dtype_, {rows.count(), a.topk_indices.shape[1]});
   call(attention_target, attention_target_workspace_bytes, a, memory.scratch);
   counted_flops() += logit_flops(pairs(rows, kept.core.selected));
   if (options.head_ranks == nullptr) return;
@@ -126,7 +126,7 @@ double Layer::mass_caught(const Rows& rows, const Keys& keys, const LayerOptions
   double total = 0, counted = 0;
   const Tensor& target = memory.target;
   for (std::int64_t i = 0; i < rows.count(); ++i) {
-    if (row_range(rows.starts, rows.ends, i, rows.keys()).length() <= c_.indexer.topk) continue;
+    if (row_range(rows.starts, rows.ends, i, rows.keys()).length() <= target.shape[1]) continue;
     total += sum(target.rows(i, 1)) / heads;
     ++counted;
   }

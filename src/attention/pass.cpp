@@ -11,10 +11,19 @@ void KeyCache::fit(const AttentionConfig& config, DType dtype, std::int64_t capa
     value.fit(dtype, {capacity, config.kv_heads, config.v_head_dim});
   }
   if (!indexer) return;
-  index_key.fit(dtype, {capacity, config.indexer.index_dim});
-  if (config.indexer.precision == SelectionPrecision::kMxfp8) {
-    index_key_data.fit(DType::kE4M3, {capacity, config.indexer.index_dim});
-    index_key_scale.fit(DType::kE8M0, {capacity, config.indexer.index_dim / 32});
+  const IndexerConfig& i = config.indexer;
+  const std::int64_t scored = capacity / i.pool_size;
+  index_key.fit(dtype, {scored, i.index_dim});
+  if (i.precision != SelectionPrecision::kFull) {
+    index_key_data.fit(DType::kE4M3, {scored, i.index_dim});
+  }
+  if (i.precision == SelectionPrecision::kMxfp8) {
+    index_key_scale.fit(DType::kE8M0, {scored, i.index_dim / 32});
+  }
+  if (i.precision == SelectionPrecision::kE4m3) index_key_scale.fit(DType::kF32, {scored, 1});
+  if (i.pools()) {
+    open_key.fit(dtype, {1, i.pool_size - 1, i.index_dim});
+    open_gate.fit(dtype, {1, i.pool_size - 1, i.index_dim});
   }
 }
 

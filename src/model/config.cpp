@@ -18,6 +18,7 @@ using attention::AttentionKind;
 using attention::IndexerConfig;
 using attention::IndexerMode;
 using attention::OutputPrecision;
+using attention::precision_name;
 using attention::SelectionPrecision;
 using nlohmann::json;
 
@@ -46,8 +47,15 @@ const Words<OutputPrecision>& output_words() {
   return words;
 }
 const Words<SelectionPrecision>& precision_words() {
-  static const Words<SelectionPrecision> words = {{"full", SelectionPrecision::kFull},
-                                                  {"mxfp8", SelectionPrecision::kMxfp8}};
+  static const Words<SelectionPrecision> words = {
+      {precision_name(SelectionPrecision::kFull), SelectionPrecision::kFull},
+      {precision_name(SelectionPrecision::kMxfp8), SelectionPrecision::kMxfp8},
+      {precision_name(SelectionPrecision::kE4m3), SelectionPrecision::kE4m3}};
+  return words;
+}
+const Words<PoolRounding>& rounding_words() {
+  static const Words<PoolRounding> words = {{"once", PoolRounding::kOnce},
+                                            {"key_dtype", PoolRounding::kKeyDtype}};
   return words;
 }
 
@@ -67,7 +75,9 @@ IndexerConfig read_indexer(const json& object, Rules& rules) {
   c.index_dim = reader.integer("index_dim");
   c.topk = reader.integer("topk");
   c.rope_dim = reader.integer("rope_dim");
-  c.rope_pairing = reader.word("rope_pairing", pairing_words());
+  if (c.rope_dim > 0 || reader.has("rope_pairing")) {
+    c.rope_pairing = reader.word("rope_pairing", pairing_words());
+  }
   c.relu = reader.boolean("relu");
   c.hadamard = reader.boolean("hadamard");
   if (c.mode == IndexerMode::kStandard) {
@@ -81,6 +91,15 @@ IndexerConfig read_indexer(const json& object, Rules& rules) {
                   "belongs to mode \"standard\", mode is \"simplified\"");
   }
   if (reader.has("precision")) c.precision = reader.word("precision", precision_words());
+  c.pool_size = reader.integer_or("pool_size", c.pool_size);
+  if (c.pools()) {
+    if (reader.has("select_tail")) c.select_tail = reader.boolean("select_tail");
+    if (reader.has("pool_rounding"))
+      c.pool_rounding = reader.word("pool_rounding", rounding_words());
+    if (reader.has("hf_scoring")) c.hf_scoring = reader.boolean("hf_scoring");
+  } else {
+    reader.refuse({"select_tail", "pool_rounding", "hf_scoring"}, "belongs to a pool_size above 1");
+  }
   reader.finish();
   return c;
 }
@@ -104,10 +123,12 @@ AttentionConfig read_attention(const json& object, Rules& rules) {
   c.qk_nope_head_dim = reader.integer("qk_nope_head_dim");
   c.qk_rope_head_dim = reader.integer("qk_rope_head_dim");
   c.v_head_dim = reader.integer("v_head_dim");
-  c.rope_theta = reader.number("rope_theta");
-  c.rope_pairing = reader.word("rope_pairing", pairing_words());
+  if (c.qk_rope_head_dim > 0 || reader.has("rope_pairing")) {
+    c.rope_pairing = reader.word("rope_pairing", pairing_words());
+  }
   c.max_positions = reader.integer("max_positions");
   c.indexer = read_indexer(reader.object("indexer"), rules);
+  if (c.rotates() || reader.has("rope_theta")) c.rope_theta = reader.number("rope_theta");
   reader.finish();
   return c;
 }
@@ -118,15 +139,21 @@ json write_indexer(const IndexerConfig& c) {
                  {"index_dim", c.index_dim},
                  {"topk", c.topk},
                  {"rope_dim", c.rope_dim},
-                 {"rope_pairing", word_of(c.rope_pairing, pairing_words())},
                  {"relu", c.relu},
                  {"hadamard", c.hadamard}};
+  if (c.rope_dim > 0) object["rope_pairing"] = word_of(c.rope_pairing, pairing_words());
   if (c.mode == IndexerMode::kStandard) {
     object["k_norm_epsilon"] = c.k_norm_epsilon;
     object["k_norm_output"] = word_of(c.k_norm_output, output_words());
     object["weights_output"] = word_of(c.weights_output, output_words());
   }
   object["precision"] = word_of(c.precision, precision_words());
+  object["pool_size"] = c.pool_size;
+  if (c.pools()) {
+    object["select_tail"] = c.select_tail;
+    object["pool_rounding"] = word_of(c.pool_rounding, rounding_words());
+    object["hf_scoring"] = c.hf_scoring;
+  }
   return object;
 }
 
@@ -137,10 +164,10 @@ json write_attention(const AttentionConfig& c) {
                  {"qk_nope_head_dim", c.qk_nope_head_dim},
                  {"qk_rope_head_dim", c.qk_rope_head_dim},
                  {"v_head_dim", c.v_head_dim},
-                 {"rope_theta", c.rope_theta},
-                 {"rope_pairing", word_of(c.rope_pairing, pairing_words())},
                  {"max_positions", c.max_positions},
                  {"indexer", write_indexer(c.indexer)}};
+  if (c.rotates()) object["rope_theta"] = c.rope_theta;
+  if (c.qk_rope_head_dim > 0) object["rope_pairing"] = word_of(c.rope_pairing, pairing_words());
   if (c.kind == AttentionKind::kMla) {
     object["q_lora_rank"] = c.q_lora_rank;
     object["kv_lora_rank"] = c.kv_lora_rank;
@@ -204,6 +231,7 @@ std::int64_t indexer_parameters(const AttentionConfig& c) {
   const IndexerConfig& i = c.indexer;
   std::int64_t n = i.index_heads * i.index_dim * query_input_size(c) + i.index_dim * c.hidden_size;
   if (i.mode == IndexerMode::kStandard) n += 2 * i.index_dim + i.index_heads * c.hidden_size;
+  if (i.pools()) n += i.index_dim * (c.hidden_size + i.pool_size);
   return n;
 }
 

@@ -94,6 +94,16 @@ Batch pad_sequences(const Batch& batch, std::int64_t multiple) {
       to.ranges.ends[row] += shift;
     }
   }
+  to.spans = batch.spans;
+  for (std::size_t s = 0; s < to.spans.begins.size(); ++s) {
+    std::int32_t &begin = to.spans.begins[s], &end = to.spans.ends[s];
+    const auto g = static_cast<std::size_t>(std::ranges::upper_bound(cu, begin) - cu.begin()) - 1;
+    WINNOW_CHECK(kName, begin >= 0 && begin < end && g + 1 < cu.size() && end <= cu[g + 1],
+                 "a span must lie in one sequence, got [{}, {})", begin, end);
+    const auto shift = static_cast<std::int32_t>(padded[g] - cu[g]);
+    begin += shift;
+    end += shift;
+  }
   to.cu_seqlens = padded;
   return to;
 }
@@ -109,6 +119,7 @@ Batch cut_batch(const Batch& batch, std::shared_ptr<const attention::ContextGrou
   }
   Batch mine = take_rows(batch, places);
   mine.cu_seqlens = batch.cu_seqlens;
+  mine.spans = batch.spans;
   mine.context = std::move(context);
   return mine;
 }

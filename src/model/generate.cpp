@@ -115,6 +115,11 @@ Tensor Decoder::read(std::span<const std::int32_t> tokens) {
   rows.starts = make_tensor(ranges.starts.data(), DType::kI32, {count});
   rows.ends = make_tensor(ranges.ends.data(), DType::kI32, {count});
   rows.first_key = length_;
+  const std::int64_t pool_size = net.config.attention.indexer.pool_size;
+  if (pool_size > 1) {
+    state.pools.growing(length_, count, pool_size);
+    rows.pools = state.pools.view();
+  }
   const attention::ForwardSharing::Scope scope(state.sharing);
   std::vector<attention::LayerResult> results;
   const Tensor x = net.run_layers(tokens, state, true, results);

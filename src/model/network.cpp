@@ -41,10 +41,14 @@ Transformer::Network::Network(const ModelConfig& model_config, DType model_dtype
   if (config.mtp_depths > 0) mtp.emplace(config, ropes, embedding, parameters, dtype);
   head = std::make_unique<OutputHead>(config, embedding, parameters, dtype);
 
-  constexpr double kDeviation = 0.02;
+  constexpr double kDeviation = 0.02, kGateDeviation = 0.01;
   const double residual = kDeviation / std::sqrt(2 * static_cast<double>(config.layers));
   for (const std::unique_ptr<Parameter>& p : parameters.all()) {
-    if (p->value.view().rank == 1) {
+    if (ends_with(p->name, "index_kpool_compress_ape")) {
+      fill_constant(*p, 0);
+    } else if (ends_with(p->name, "index_kpool_compress_gate")) {
+      fill_normal(*p, kGateDeviation, seed);
+    } else if (p->value.view().rank == 1) {
       fill_constant(*p, ends_with(p->name, ".bias") ? 0 : 1);
     } else {
       const bool into_residual =

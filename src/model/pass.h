@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "attention/forward_sharing.h"
+#include "attention/pools.h"
 #include "model/mtp.h"
 #include "model/transformer.h"
 
@@ -24,8 +25,9 @@ struct PassState {
   std::shared_ptr<const attention::ContextGroup> context;  // of the forward
   std::int64_t context_version = 0;                        // of its tables
   attention::Rows rows;
-  std::int64_t capacity = 0;  // keys that caches have room for
-  bool keep_caches = false;   // every call has a cache of its own, whatever is recomputed
+  attention::PoolTables pools;  // of indexers of pools; `rows` shows them
+  std::int64_t capacity = 0;    // keys that caches have room for
+  bool keep_caches = false;     // every call has a cache of its own, whatever is recomputed
   StepOptions options;
   Recompute recompute;            // in force
   attention::LayerOptions layer;  // what all calls have in common

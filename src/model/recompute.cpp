@@ -13,6 +13,11 @@ void check(const Recompute& r, const ModelConfig& config, Rules& rules) {
   rules.require(!r.reuse_checkpoint_topk || r.replays_selection(), "reuse_checkpoint_topk", "",
                 "recompute \"core_attention\"",
                 "needs recompute \"full\" or \"core_attention\": nothing else selects again");
+  const std::int64_t pool_size = config.attention.indexer.pool_size;
+  rules.require(!r.reuse_checkpoint_topk || pool_size <= 1, "reuse_checkpoint_topk", "", "false",
+                "must not be combined with attention.indexer.pool_size = {}: a replay of pools "
+                "selects again",
+                pool_size);
 }
 
 void validate(const Recompute& recompute, const ModelConfig& config) {

@@ -131,6 +131,11 @@ void begin(const Batch& batch, const StepOptions& options, const ModelConfig& co
     state.context_version = state.context->tables().version();
   }
   state.capacity = state.rows.keys();
+  const attention::IndexerConfig& indexer = config.attention.indexer;
+  if (indexer.pools() && options.mode != AttentionMode::kDense) {
+    state.pools.whole(batch.ranges, batch.cu_seqlens, batch.spans, indexer.pool_size);
+    state.rows.pools = state.pools.view();
+  }
   state.options = options;
   const bool backward = options.backward && options.mode != AttentionMode::kWarmup;
   state.options.backward = backward;

@@ -10,6 +10,7 @@
 #include "base/parameters.h"
 #include "model/recompute.h"
 #include "winnow/layout.h"
+#include "winnow/pools.h"
 
 namespace winnow::model {
 
@@ -24,6 +25,9 @@ struct Batch {
   // [sequences + 1]: where each begins; they fill the rows, and some may be empty. For who cuts a
   // batch: a model reads `ranges` alone.
   std::vector<std::int64_t> cu_seqlens;
+  // Where the pools of a sequence begin, among the keys. Left out: where the sequence does, as the
+  // ranges say; all of its rows must then see it from its first key on.
+  TokenSpans spans;
   // For multi-token prediction, [depths][rows]: the token that depth d reads beside the row's
   // state, and the one that it is to predict (-1: no loss).
   std::vector<std::vector<std::int32_t>> mtp_tokens, mtp_targets;
@@ -92,7 +96,8 @@ class Pass {
 
 class Transformer {
  public:
-  // Weights from N(0, 0.02) (residual projections / sqrt(2 layers)), norms 1, by `seed`.
+  // Weights from N(0, 0.02) (residual projections / sqrt(2 layers)), gates of pools from
+  // N(0, 0.01), norms 1, by `seed`.
   Transformer(const ModelConfig& config, DType dtype, std::uint64_t seed);
   ~Transformer();
   Transformer(Transformer&&) noexcept;

@@ -11,7 +11,6 @@ namespace winnow::plan {
 namespace {
 
 using attention::AttentionMode;
-using attention::SelectionPrecision;
 
 constexpr std::int64_t kMaxRanks = 65536;
 // Counts beyond this are refused by their own rules; here they would overflow.
@@ -108,25 +107,6 @@ void check_experts(const PlanConfig& c, Rules& rules) {
                 c.cp);
 }
 
-void check_pools(const PlanConfig& c, Rules& rules) {
-  const std::int64_t size = c.pool.pool_size, topk = c.model.attention.indexer.topk;
-  rules.require(size >= 1 && size <= 4096, "plan.pool.pool_size", size,
-                std::clamp<std::int64_t>(size, 1, 4096), "must be from 1 to 4096");
-  if (size <= 1 || size > 4096 || !is_count(topk)) return;
-  rules.require(topk % size == 0, "attention.indexer.topk", topk, multiple_above(topk, size),
-                "must be a multiple of plan.pool.pool_size = {}", size);
-  for (const StageMode& stage : c.stages) {
-    rules.require(!stage.index_loss, "plan.pool.pool_size", size, 1,
-                  "needs indexers that do not learn: stage \"{}\" has index_loss_coefficient > 0",
-                  stage.name);
-  }
-  rules.require(c.model.attention.indexer.precision == SelectionPrecision::kFull,
-                "attention.indexer.precision", "", "\"full\"",
-                "\"mxfp8\" scores keys, not pools: plan.pool.pool_size is {}", size);
-  rules.require(!c.recompute.reuse_checkpoint_topk, "reuse_checkpoint_topk", "", "false",
-                "cannot replay pools: plan.pool.pool_size is {}", size);
-}
-
 // What each letter of a hybrid model needs.
 bool check_pattern(const PlanConfig& c, Rules& rules) {
   if (!c.hybrid()) return true;
@@ -196,7 +176,6 @@ PipelineLayout check(const PlanConfig& c, Rules& rules) {
     check_batch(c, rules);
     check_experts(c, rules);
   }
-  check_pools(c, rules);
   const bool pattern = check_pattern(c, rules);
   check_step_graph(c, rules);
   check_machine(c, rules);

@@ -48,15 +48,6 @@ MambaConfig read_mamba(const json& object, Rules& rules) {
   return c;
 }
 
-PoolConfig read_pool(const json& object, Rules& rules) {
-  JsonReader reader(object, "plan.pool", rules);
-  PoolConfig c;
-  c.pool_size = reader.integer("pool_size");
-  optional(reader, "select_tail", c.select_tail);
-  reader.finish();
-  return c;
-}
-
 StepGraph read_step_graph(const json& object, Rules& rules) {
   JsonReader reader(object, "plan.step_graph", rules);
   StepGraph c;
@@ -105,7 +96,7 @@ void read_plan_options(const json& object, PlanConfig& c, Rules& rules) {
   JsonReader reader(object, "plan", rules);
   if (reader.has("moe")) c.moe = read_moe(reader.object("moe"), rules);
   if (reader.has("mamba")) c.mamba = read_mamba(reader.object("mamba"), rules);
-  if (reader.has("pool")) c.pool = read_pool(reader.object("pool"), rules);
+  reader.refuse({"pool"}, "is model.attention.indexer.pool_size and select_tail");
   optional(reader, "layer_pattern", c.layer_pattern);
   if (reader.has("lengths")) {
     for (const json& length : reader.array("lengths")) {

@@ -25,12 +25,6 @@ struct MambaConfig {
   std::int64_t state_dim = 128, head_dim = 64, groups = 8, expand = 2;
 };
 
-// Pools of keys that the indexer scores in place of keys. pool_size 1: none.
-struct PoolConfig {
-  std::int64_t pool_size = 1;
-  bool select_tail = true;  // the keys after a row's last whole pool are always attended to
-};
-
 enum class GraphScope {
   kNone,   // operations are launched one by one
   kLayer,  // one graph for parts of a layer
@@ -55,7 +49,6 @@ struct PlanConfig {
   model::ModelConfig model;
   MoeConfig moe;
   MambaConfig mamba;
-  PoolConfig pool;
   // A letter per layer: M state space, * dense attention, D DSA, - MLP, E experts; then "/" and the
   // letters of one depth of multi-token prediction, for every depth. "": every layer is DSA and an
   // MLP (or experts).

@@ -9,6 +9,7 @@ namespace {
 using attention::AttentionConfig;
 using attention::AttentionKind;
 using attention::AttentionMode;
+using attention::IndexerConfig;
 using attention::IndexerMode;
 
 double number(std::int64_t n) { return static_cast<double>(n); }
@@ -22,16 +23,16 @@ double floors(std::int64_t length, std::int64_t size) {
   return number(size) * whole * (whole - 1) / 2 + whole * (rest + 1);
 }
 
-double selected_pairs(std::int64_t length, std::int64_t topk, const PoolConfig& pool) {
+double selected_pairs(std::int64_t length, const IndexerConfig& indexer) {
   const double n = number(length);
-  if (pool.pool_size <= 1) {
-    const double full = number(std::min(length, topk));
-    return full * (full + 1) / 2 + (n - full) * number(topk);
+  if (!indexer.pools()) {
+    const double full = number(std::min(length, indexer.topk));
+    return full * (full + 1) / 2 + (n - full) * number(indexer.topk);
   }
-  const std::int64_t size = pool.pool_size, budget = topk / size;
+  const std::int64_t size = indexer.pool_size, budget = indexer.topk / size;
   const std::int64_t below = std::min(length, std::max<std::int64_t>(budget * size - 1, 0));
   double pairs = number(size) * (floors(below, size) + number(length - below) * number(budget));
-  if (pool.select_tail) {
+  if (indexer.select_tail) {
     const double whole = number(length / size), rest = number(length % size);
     pairs += whole * number(size) * number(size - 1) / 2 + rest * (rest + 1) / 2;
   }
@@ -59,7 +60,7 @@ double index_products(const PlanConfig& c) {
   const bool latent = a.kind == AttentionKind::kMla && a.q_lora_rank > 0;
   double products = (latent ? number(a.q_lora_rank) : h) * heads * dim + h * dim;
   if (a.indexer.mode == IndexerMode::kStandard) products += h * heads;
-  if (c.pool.pool_size > 1) products += h * dim;  // the gate
+  if (a.indexer.pools()) products += h * dim;  // the gate
   return products;
 }
 
@@ -95,20 +96,19 @@ double selected_share(double tokens, double squares, std::int64_t topk) {
   return kept * (1 - kept / (2 * mean)) / (mean / 2);
 }
 
-Pairs exact_pairs(std::span<const std::int64_t> lengths, std::int64_t topk,
-                  const PoolConfig& pool) {
+Pairs exact_pairs(std::span<const std::int64_t> lengths, const IndexerConfig& indexer) {
   Pairs pairs;
   for (const std::int64_t length : lengths) {
     pairs.visible += number(length) * number(length + 1) / 2;
-    pairs.scored += floors(length, std::max<std::int64_t>(pool.pool_size, 1));
-    pairs.selected += selected_pairs(length, topk, pool);
+    pairs.scored += floors(length, indexer.pool_size);
+    pairs.selected += selected_pairs(length, indexer);
   }
   return pairs;
 }
 
-Pairs mean_pairs(double tokens, double squares, std::int64_t topk, const PoolConfig& pool) {
-  return {squares / 2, squares / 2 / number(std::max<std::int64_t>(pool.pool_size, 1)),
-          squares / 2 * selected_share(tokens, squares, topk)};
+Pairs mean_pairs(double tokens, double squares, const IndexerConfig& indexer) {
+  return {squares / 2, squares / 2 / number(indexer.pool_size),
+          squares / 2 * selected_share(tokens, squares, indexer.topk)};
 }
 
 double Flops::total() const {

@@ -33,11 +33,11 @@ struct Pairs {
 };
 
 // Counted exactly, in closed form, for causal sequences of these lengths.
-Pairs exact_pairs(std::span<const std::int64_t> lengths, std::int64_t topk, const PoolConfig& pool);
+Pairs exact_pairs(std::span<const std::int64_t> lengths, const attention::IndexerConfig& indexer);
 
 // As Megatron Core reckons them from the tokens T and the sum of squares Q of the lengths: Q / 2
 // pairs, and selected_share of them selected.
-Pairs mean_pairs(double tokens, double squares, std::int64_t topk, const PoolConfig& pool);
+Pairs mean_pairs(double tokens, double squares, const attention::IndexerConfig& indexer);
 // e (1 - e / 2L) / (L / 2) with the mean length L = Q / T and e = min(topk, floor(L)); 1 without
 // topk, tokens or squares.
 double selected_share(double tokens, double squares, std::int64_t topk);

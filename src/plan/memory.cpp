@@ -42,16 +42,16 @@ class Sizes {
 
   // What layers keep: the groups of attention/activations.h and model/recompute.h.
   double cache(bool indexer) const {
-    double channels = mla() ? dim_qk_ : number(a_.kv_heads) * (dim_qk_ + dim_v_);
-    if (indexer) channels += number(a_.indexer.index_dim);
+    const attention::IndexerConfig& i = a_.indexer;
+    const double channels = mla() ? dim_qk_ : number(a_.kv_heads) * (dim_qk_ + dim_v_);
     double bytes = keys_ * channels * element_;
-    if (indexer && a_.indexer.precision == SelectionPrecision::kMxfp8) {
-      bytes += keys_ * number(a_.indexer.index_dim) * (1 + 1.0 / 32);
-    }
-    if (indexer && c_.pool.pool_size > 1) {  // gates of the tokens, and the pools
-      bytes +=
-          keys_ * number(a_.indexer.index_dim) * element_ * (1 + 1 / number(c_.pool.pool_size));
-    }
+    if (!indexer) return bytes;
+    const double scored = keys_ / number(i.pool_size), dim = number(i.index_dim);
+    bytes += scored * dim * element_;
+    if (i.precision == SelectionPrecision::kMxfp8) bytes += scored * dim * (1 + 1.0 / 32);
+    if (i.precision == SelectionPrecision::kE4m3) bytes += scored * (dim + kF32);
+    if (i.pools())
+      bytes += 2 * number(i.pool_size - 1) * dim * element_;  // of a sequence that grows
     return bytes;
   }
   double latents() const {
@@ -68,11 +68,7 @@ class Sizes {
     const double expanded = mla() ? number(a_.v_head_dim) : 0;
     return rows_ * heads_ * ((dim_v_ + expanded) * element_ + kF32);
   }
-  double selection() const {
-    const double tail =
-        c_.pool.pool_size > 1 && c_.pool.select_tail ? number(c_.pool.pool_size - 1) : 0;
-    return rows_ * (number(a_.indexer.topk) + tail + 1) * kI32;
-  }
+  double selection() const { return rows_ * number(a_.indexer.selection_width() + 1) * kI32; }
   double norm() const { return stream() + row_numbers(); }
   double mlp(const LayerParts& parts) const {
     const double dense = parts.mlp ? 3 * number(c_.model.intermediate_size) : 0;
@@ -108,6 +104,12 @@ class Sizes {
     if (i.mode == IndexerMode::kStandard) bytes += rows_ * (dim * element_ + 2 * kF32);
     if (i.precision == SelectionPrecision::kMxfp8) {
       bytes += rows_ * heads * dim * (1 + 1.0 / 32) + rows_ * number(i.topk) * kF32;
+    }
+    if (i.precision == SelectionPrecision::kE4m3) {  // rotated, codes, scales
+      bytes += rows_ * heads * (3 * dim + kF32);
+    }
+    if (i.pools()) {  // keys and gates before they are pooled, and selected pools
+      bytes += 2 * keys_ * dim * element_ + rows_ * number(i.topk / i.pool_size + 1) * kI32;
     }
     return bytes;
   }
@@ -246,7 +248,7 @@ RowChunks score_chunks(const PlanConfig& c) {
   constexpr double kGib = 1024.0 * 1024.0 * 1024.0;
   std::int64_t longest = c.context;
   if (!c.lengths.empty()) longest = *std::max_element(c.lengths.begin(), c.lengths.end());
-  const std::int64_t columns = longest / std::max<std::int64_t>(c.pool.pool_size, 1);
+  const std::int64_t columns = longest / c.model.attention.indexer.pool_size;
   return row_chunks(c.rows(), columns, DType::kF32,
                     static_cast<std::int64_t>(c.score_budget_gib * kGib));
 }
@@ -259,9 +261,6 @@ double layer_parameters(const PlanConfig& c, std::int64_t layer) {
   if (parts.attention) count += number(model::attention_parameters(a));
   if (parts.dsa && computes_indices(c.model.sharing, layer)) {
     count += number(model::indexer_parameters(a));
-    if (c.pool.pool_size > 1) {  // gate and position
-      count += number(a.indexer.index_dim) * (h + number(c.pool.pool_size));
-    }
   }
   if (parts.mlp) count += 3 * h * number(c.model.intermediate_size);
   if (parts.experts) count += expert_parameters(c);
@@ -346,6 +345,11 @@ StageMemory stage_memory(const PlanConfig& c, const PipelineLayout& layout, cons
     const AttentionConfig& a = c.model.attention;
     m.tables = number(a.max_positions) * number(a.qk_rope_head_dim + a.indexer.rope_dim) *
                number(dtype_bytes(c.dtype));
+    // Ranges of the rows over pools, and where pools begin.
+    if (a.indexer.pools()) {
+      m.tables +=
+          number(m.in_flight * c.rows()) * (2 + number(c.cp) / number(a.indexer.pool_size)) * kI32;
+    }
     // Positions of the rows, order of the gathered keys and its inverse.
     if (c.cp > 1) m.tables += number(m.in_flight * c.rows()) * (1 + 2 * number(c.cp)) * kI64;
   }

@@ -22,7 +22,7 @@ Share share_of_rank(const PlanConfig& c) {
   const double part = number(c.batch_sequences) / number(c.dp * c.cp);
   Share share;
   for (const std::int64_t length : lengths) share.tokens += number(length) * part;
-  share.pairs = exact_pairs(lengths, c.model.attention.indexer.topk, c.pool);
+  share.pairs = exact_pairs(lengths, c.model.attention.indexer);
   share.pairs.visible *= part;
   share.pairs.scored *= part;
   share.pairs.selected *= part;
@@ -98,8 +98,7 @@ Plan make_plan(const PlanConfig& c, const PipelineLayout& layout) {
   for (const std::int64_t length : lengths_of(c)) squares += number(length) * number(length);
   squares *= number(c.batch_sequences);
   plan.mean_flops =
-      model_flops(c, plan.tokens,
-                  mean_pairs(plan.tokens, squares, c.model.attention.indexer.topk, c.pool))
+      model_flops(c, plan.tokens, mean_pairs(plan.tokens, squares, c.model.attention.indexer))
           .total();
 
   // One forward and one backward in turns: the pipeline fills and empties once a step.

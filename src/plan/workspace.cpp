@@ -41,10 +41,10 @@ class Shapes {
     output_ = shape(c.dtype, {rows_, a_.heads, dim_v_});
     lse_ = shape(DType::kF32, {rows_, a_.heads});
     index_query_ = shape(c.dtype, {rows_, a_.indexer.index_heads, a_.indexer.index_dim});
-    index_key_ = shape(c.dtype, {keys_, a_.indexer.index_dim});
+    index_key_ = shape(c.dtype, {keys_ / a_.indexer.pool_size, a_.indexer.index_dim});
     index_weights_ = shape(c.dtype, {rows_, a_.indexer.index_heads});
     if (c.mode().attention == AttentionMode::kSparse) {
-      ids_ = shape(DType::kI32, {rows_, a_.indexer.topk});
+      ids_ = shape(DType::kI32, {rows_, a_.indexer.selection_width()});
       lengths_ = range_;
     }
     scores_ = shape(DType::kF32, {rows_, a_.indexer.topk});
@@ -75,7 +75,7 @@ class Shapes {
     IndexTopkArgs a;
     scores(a);
     a.relu = a_.indexer.relu;
-    a.topk_indices = ids_;
+    a.topk_indices = shape(DType::kI32, {rows_, a_.indexer.topk / a_.indexer.pool_size});
     a.topk_lengths = range_;
     if (c_.mode().index_loss) a.topk_scores = scores_;
     return index_topk_workspace_bytes(a);

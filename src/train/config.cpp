@@ -172,7 +172,7 @@ OptimizerConfig read_optimizer(const json& object, Rules& rules) {
   return c;
 }
 
-void check_stage(const StageConfig& c, const std::string& path, std::int64_t mtp_depths,
+void check_stage(const StageConfig& c, const std::string& path, const model::ModelConfig& model,
                  Rules& rules) {
   rules.require(!c.name.empty(), path + ".name", "", "\"sparse\"", "must not be empty");
   check_count(rules, path + ".steps", c.steps, 1);
@@ -192,12 +192,21 @@ void check_stage(const StageConfig& c, const std::string& path, std::int64_t mtp
   rules.require(c.attention != AttentionMode::kWarmup || learns, coefficient,
                 c.index_loss_coefficient, 1,
                 "must be positive in a warmup stage, which trains nothing but the indexers");
+  const attention::IndexerConfig& indexer = model.attention.indexer;
+  const bool warmup = c.attention == AttentionMode::kWarmup;
+  rules.require(!indexer.pools() || !warmup, path + ".attention", "\"warmup\"", "\"sparse\"",
+                "must not be a warm-up with attention.indexer.pool_size = {}: indexers of pools do "
+                "not learn",
+                indexer.pool_size);
+  rules.require(!indexer.pools() || warmup || !learns, coefficient, c.index_loss_coefficient, 0,
+                "must be 0 with attention.indexer.pool_size = {}: indexers of pools do not learn",
+                indexer.pool_size);
   const std::string mtp = path + ".mtp_loss_coefficient";
   check_range(rules, mtp, c.mtp_loss_coefficient, 0, 1e6, kMtpLossCoefficient);
   const bool ahead = c.mtp_loss_coefficient > 0;
-  rules.require(!ahead || mtp_depths > 0, mtp, c.mtp_loss_coefficient, 0,
+  rules.require(!ahead || model.mtp_depths > 0, mtp, c.mtp_loss_coefficient, 0,
                 "must be 0 for a model without mtp_depths");
-  rules.require(!ahead || c.attention != AttentionMode::kWarmup, mtp, c.mtp_loss_coefficient, 0,
+  rules.require(!ahead || !warmup, mtp, c.mtp_loss_coefficient, 0,
                 "must be 0 in a warmup stage, which trains nothing but the indexers");
 }
 
@@ -235,7 +244,7 @@ json write_recompute(const model::Recompute& recompute) {
   return names;
 }
 
-StageConfig read_stage(const json& object, const std::string& path, std::int64_t mtp_depths,
+StageConfig read_stage(const json& object, const std::string& path, const model::ModelConfig& model,
                        Purpose purpose, Rules& rules) {
   JsonReader reader(object, path, rules);
   StageConfig c;
@@ -251,11 +260,11 @@ StageConfig read_stage(const json& object, const std::string& path, std::int64_t
   optional(reader, "final_learning_rate", c.final_learning_rate);
   optional(reader, "warmup_steps", c.warmup_steps);
   optional(reader, "index_loss_coefficient", c.index_loss_coefficient);
-  const bool looks_ahead = mtp_depths > 0 && c.attention != AttentionMode::kWarmup;
+  const bool looks_ahead = model.mtp_depths > 0 && c.attention != AttentionMode::kWarmup;
   c.mtp_loss_coefficient = looks_ahead ? kMtpLossCoefficient : 0;
   optional(reader, "mtp_loss_coefficient", c.mtp_loss_coefficient);
   reader.finish();
-  check_stage(c, path, mtp_depths, rules);
+  check_stage(c, path, model, rules);
   return c;
 }
 
@@ -299,11 +308,11 @@ TrainConfig read_train_config(const json& object, Purpose purpose, Rules& rules)
   rules.require(!stages.empty(), "stages", "[]", "one stage", "must hold at least one stage");
   for (std::size_t i = 0; i < stages.size(); ++i) {
     c.stages.push_back(
-        read_stage(stages[i], fmt::format("stages[{}]", i), c.model.mtp_depths, purpose, rules));
+        read_stage(stages[i], fmt::format("stages[{}]", i), c.model, purpose, rules));
     const attention::IndexerConfig& indexer = c.model.attention.indexer;
     if (indexer.precision == attention::SelectionPrecision::kMxfp8) {
       const std::string missing =
-          missing_for_mxfp8(indexer, DType::kF32, c.stages.back().attention);
+          missing_for_precision(indexer, DType::kF32, c.stages.back().attention);
       rules.require(missing.empty(), "model.attention.indexer.precision", "", "\"full\"",
                     "\"mxfp8\" in stages[{}] needs {}", i, missing);
     }

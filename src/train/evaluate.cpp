@@ -35,10 +35,10 @@ bool ends_document(const RowRanges& ranges, std::int64_t row) {
 }
 
 // What the mean of the mass that a selection catches is over.
-std::int64_t rows_above(std::int64_t topk, const RowRanges& ranges) {
+std::int64_t rows_above(std::int64_t width, const RowRanges& ranges) {
   std::int64_t rows = 0;
   for (std::int64_t row = 0; row < ranges.rows(); ++row)
-    rows += visible(ranges, row) > topk ? 1 : 0;
+    rows += visible(ranges, row) > width ? 1 : 0;
   return rows;
 }
 
@@ -52,7 +52,7 @@ struct Columns {
   std::size_t keys_read_last() const { return 3; }
   std::size_t rows() const { return 4; }   // that selected, over all layers
   std::size_t lasts() const { return 5; }  // of them the last of their documents
-  std::size_t above() const { return 6; }  // rows with more keys than topk
+  std::size_t above() const { return 6; }  // rows with more keys than a selection
   std::size_t mtp_nll() const { return 7; }
   std::size_t mtp_tokens() const { return mtp_nll() + depths; }
   std::size_t mass() const { return mtp_tokens() + depths; }
@@ -86,8 +86,8 @@ void add_unit(model::Transformer& model, model::Batch batch, const model::StepOp
     sums[columns.mtp_nll() + d] = result.mtp_nll[d];
     sums[columns.mtp_tokens() + d] = static_cast<double>(result.mtp_tokens[d]);
   }
-  const auto above =
-      static_cast<double>(rows_above(model.config().attention.indexer.topk, batch.ranges));
+  const auto above = static_cast<double>(
+      rows_above(model.config().attention.indexer.selection_width(), batch.ranges));
   sums[columns.above()] = above;
   for (std::size_t i = 0; i < result.attention_mass_caught.size(); ++i) {
     sums[columns.mass() + i] = result.attention_mass_caught[i] * above;

@@ -11,9 +11,9 @@ namespace {
 constexpr const char* kOperation = "health";
 
 // Keys that two ascending lists of ids share; -1 ends a list.
-std::int64_t common(const std::int32_t* a, const std::int32_t* b, std::int64_t topk) {
+std::int64_t common(const std::int32_t* a, const std::int32_t* b, std::int64_t width) {
   std::int64_t count = 0;
-  for (std::int64_t i = 0, j = 0; i < topk && j < topk && a[i] >= 0 && b[j] >= 0;) {
+  for (std::int64_t i = 0, j = 0; i < width && j < width && a[i] >= 0 && b[j] >= 0;) {
     count += a[i] == b[j] ? 1 : 0;
     const bool first = a[i] <= b[j], second = b[j] <= a[i];
     i += first ? 1 : 0;
@@ -23,14 +23,14 @@ std::int64_t common(const std::int32_t* a, const std::int32_t* b, std::int64_t t
 }
 
 double overlap(const Tensor& now, const Tensor& before, const RowRanges& ranges) {
-  const std::int64_t topk = now.shape[1];
+  const std::int64_t width = now.shape[1];
   std::int64_t kept = 0, selected = 0;
   for (std::int64_t row = 0; row < now.shape[0]; ++row) {
     const auto i = static_cast<std::size_t>(row);
-    if (ranges.ends[i] - ranges.starts[i] <= topk) continue;
-    kept +=
-        common(now.as<std::int32_t>() + row * topk, before.as<std::int32_t>() + row * topk, topk);
-    selected += topk;
+    if (ranges.ends[i] - ranges.starts[i] <= width) continue;
+    const std::int32_t* ids = now.as<std::int32_t>() + row * width;
+    kept += common(ids, before.as<std::int32_t>() + row * width, width);
+    selected += common(ids, ids, width);
   }
   return selected == 0 ? 1 : static_cast<double>(kept) / static_cast<double>(selected);
 }
@@ -81,16 +81,16 @@ std::vector<model::NamedTensor> IndexHealth::state() const {
 
 void IndexHealth::restore(const std::filesystem::path& path, const model::ModelConfig& config) {
   const model::SafetensorsFile file(path);
+  const std::int64_t width = config.attention.indexer.selection_width();
   std::vector<Array> all;
   for (std::size_t n = 0; n < owners(config).size(); ++n) {
     all.push_back(file.read(name_of(n)));
     const Tensor& ids = all.back();
     const bool fits = ids.dtype == DType::kI32 && ids.rank == 2 &&
-                      ids.shape == all[0].view().shape &&
-                      ids.shape[1] == config.attention.indexer.topk;
+                      ids.shape == all[0].view().shape && ids.shape[1] == width;
     if (!fits) {
       fail(Status::kCorrupt, kOperation, "{}: {} must be i32 [rows, {}] as the others, got {}",
-           path.string(), name_of(n), config.attention.indexer.topk, shape_text(ids));
+           path.string(), name_of(n), width, shape_text(ids));
     }
   }
   last_ = std::move(all);

@@ -240,7 +240,8 @@ std::string configuration_table(const Report& report) {
   out += row("layers x hidden size x heads",
              fmt::format("{} x {} x {}", m.layers, m.attention.hidden_size, m.attention.heads));
   out += row("indexer heads x dim, keys kept",
-             fmt::format("{} x {}, {}", i.index_heads, i.index_dim, i.topk));
+             fmt::format("{} x {}, {}{}", i.index_heads, i.index_dim, i.topk,
+                         i.pools() ? fmt::format(" in pools of {}", i.pool_size) : ""));
   out += row("context, bytes", fmt::format("{}", report.config.data.context));
   for (const StageConfig& stage : report.config.stages) {
     out += row(fmt::format("stage \"{}\" ({})", stage.name, attention_mode_name(stage.attention)),

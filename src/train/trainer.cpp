@@ -27,8 +27,9 @@ double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-Trained trained_in(AttentionMode mode) {
-  return {mode != AttentionMode::kWarmup, mode != AttentionMode::kDense};
+// Without a loss of their own indexers stand still: weight decay does not touch them, either.
+Trained trained_in(const StageConfig& stage) {
+  return {stage.attention != AttentionMode::kWarmup, stage.index_loss_coefficient > 0};
 }
 
 double mean(const std::vector<double>& values) {
@@ -149,7 +150,7 @@ StepLosses compute_gradients(model::Transformer& model, const TextData& data,
     add_mtp_tokens(batch, depths);
     sums.add(model.step(share_batch(std::move(batch), ranks.context()), options));
   }
-  const Trained trained = trained_in(stage.attention);
+  const Trained trained = trained_in(stage);
   sum_gradients(model.parameters(), trained, ranks.world());
   comm::sum(ranks.world(), sums.all());
 
@@ -275,9 +276,8 @@ StepReport Trainer::step() {
   StepReport report;
   report.losses = compute_gradients(model_, data_, config_, state_.step, ranks_);
   report.learning_rate = learning_rate(stage, position.step);
-  report.gradient_norms = comm::together(ranks_.world(), [&] {
-    return optimizer_.step(report.learning_rate, trained_in(stage.attention));
-  });
+  report.gradient_norms = comm::together(
+      ranks_.world(), [&] { return optimizer_.step(report.learning_rate, trained_in(stage)); });
   report.seconds = seconds_since(begin);
   report.step = ++state_.step;
   state_.train_seconds += report.seconds;
@@ -294,8 +294,8 @@ StepReport Trainer::step() {
     line["index_kl"] = by_layer(config_.model, report.losses.index_kl);
   }
   line["learning_rate"] = report.learning_rate;
-  if (trained_in(stage.attention).model) line["grad_norm"] = report.gradient_norms.model;
-  if (trained_in(stage.attention).indexers) {
+  if (trained_in(stage).model) line["grad_norm"] = report.gradient_norms.model;
+  if (trained_in(stage).indexers) {
     line["index_grad_norm"] = report.gradient_norms.indexers;
   }
   line["timing"] = {{"seconds", report.seconds}, {"tokens_per_second", report.tokens_per_second}};
