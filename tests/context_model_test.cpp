@@ -108,12 +108,13 @@ TEST(ContextParallel, PoolsBeginWhereTheBatchSays) {
     batch.ranges.starts[i] = std::max(9, static_cast<std::int32_t>(i) - 11);
   }
   const StepOptions options = context_options(config, AttentionMode::kSparse);
-  run_ranks(4, [&](ThreadCommunicator& group) {
-    Transformer model = shaken_model(config);
-    EXPECT_NE(
-        error_of([&] { model.step(share_batch(batch, group), options); }).find("Batch::spans"),
-        std::string::npos);
+  const std::string refusal = error_of([&] {
+    run_ranks(4, [&](ThreadCommunicator& group) {
+      Transformer model = shaken_model(config);
+      model.step(share_batch(batch, group), options);
+    });
   });
+  EXPECT_NE(refusal.find("Batch::spans"), std::string::npos) << refusal;
   batch.spans = packed_spans(std::vector<std::int32_t>{0, 9, 35});
   expect_same_on_all("window", config, DType::kF64, batch, options);
 }
