@@ -108,8 +108,10 @@ class Sizes {
     if (i.precision == SelectionPrecision::kE4m3) {  // rotated, codes, scales
       bytes += rows_ * heads * (3 * dim + kF32);
     }
-    if (i.pools()) {  // keys and gates before they are pooled, and selected pools
-      bytes += 2 * keys_ * dim * element_ + rows_ * number(i.topk / i.pool_size + 1) * kI32;
+    if (i.pools()) {  // keys and gates before they are pooled, those of all ranks; selected pools
+      const double gathered = c_.cp > 1 ? keys_ : 0;
+      bytes += 2 * (rows_ + gathered) * dim * element_;
+      bytes += rows_ * number(i.topk / i.pool_size + 1) * kI32;
     }
     return bytes;
   }

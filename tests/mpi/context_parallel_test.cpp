@@ -33,7 +33,8 @@ std::vector<Case> cases() {
           {"gqa", gqa, AttentionMode::kSparse, {}},
           {"gqa_dense", gqa, AttentionMode::kDense, {}},
           {"shared", tiny_models()[2].second, AttentionMode::kSparse, full},
-          {"mxfp8", mxfp8, AttentionMode::kSparse, {}}};
+          {"mxfp8", mxfp8, AttentionMode::kSparse, {}},
+          {"pools", pool_models()[0].second, AttentionMode::kSparse, full}};
 }
 
 TEST(MpiContextParallel, F14F17EveryGroupGivesWhatOneProcessGives) {
