@@ -38,6 +38,11 @@ ContextGroup::ContextGroup(Communicator& ranks, ContextTables tables, std::int64
   WINNOW_CHECK(kName, g.cp_size == ranks.size() && g.cp_rank == ranks.rank(),
                "tables of rank {} of {} cannot serve rank {} of {}", g.cp_rank, g.cp_size,
                ranks.rank(), ranks.size());
+  WINNOW_CHECK(
+      kName, ranks.device().kind == Device::Kind::kCpu,
+      "layers run on CPUs: their ranks must exchange there (mpi_communicator), got a group "
+      "on {}",
+      device_text(ranks.device()));
 }
 
 void ContextGroup::check_agreement() const {
