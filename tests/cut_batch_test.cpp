@@ -167,6 +167,13 @@ TEST(ContextGroup, GathersAndScattersInBlocksOfAnySize) {
         EXPECT_EQ(mine.as<float>()[i], sum) << bytes;
       }
       EXPECT_LE(exchanged.view().elements(), std::max<std::int64_t>(bytes, 4 * 12));
+      const Array others(DType::kF64, {kRows, kWidth}), fewer(DType::kF32, {kRows - 1, kWidth});
+      for (const Array* part : {&others, &fewer}) {
+        EXPECT_NE(error_of([&] { context.gather(*part, all, exchanged); }).find("must be alike"),
+                  std::string::npos);
+        EXPECT_NE(error_of([&] { context.scatter_sum(all, *part, exchanged); }).find("alike"),
+                  std::string::npos);
+      }
     });
   }
 }

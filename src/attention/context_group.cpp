@@ -25,9 +25,15 @@ std::span<std::byte> bytes_of(const Tensor& t) {
   return {t.as<std::byte>(), static_cast<std::size_t>(t.elements() * dtype_bytes(t.dtype))};
 }
 
-void check_rows(const Tensor& t, std::int64_t rows, const char* name) {
-  WINNOW_CHECK(kName, t.contiguous() && t.rank >= 1 && t.shape[0] == rows,
-               "{} must be contiguous with {} rows, got {}", name, rows, shape_text(t));
+// A rank's part and the rows of all ranks: the same, but for how many there are.
+void check_alike(const Tensor& mine, std::int64_t rows, const Tensor& all, std::int64_t keys) {
+  WINNOW_CHECK(kName,
+               mine.contiguous() && all.contiguous() && mine.rank >= 1 && mine.rank == all.rank &&
+                   mine.shape[0] == rows && all.shape[0] == keys && mine.dtype == all.dtype &&
+                   row_bytes(mine) == row_bytes(all),
+               "a rank's part and the rows of all must be alike, contiguous and of {} and {} rows, "
+               "got {} and {}",
+               rows, keys, shape_text(mine), shape_text(all));
 }
 
 }  // namespace
@@ -40,8 +46,7 @@ ContextGroup::ContextGroup(Communicator& ranks, ContextTables tables, std::int64
                ranks.rank(), ranks.size());
   WINNOW_CHECK(
       kName, ranks.device().kind == Device::Kind::kCpu,
-      "layers run on CPUs: their ranks must exchange there (mpi_communicator), got a group "
-      "on {}",
+      "layers run on CPUs, and so must their ranks exchange (mpi_communicator), got a group on {}",
       device_text(ranks.device()));
 }
 
@@ -75,8 +80,7 @@ void ContextGroup::check_agreement() const {
 }
 
 void ContextGroup::gather(const Tensor& mine, const Tensor& all, Buffer& exchanged) const {
-  check_rows(mine, rows(), "a rank's part");
-  check_rows(all, keys(), "what is gathered");
+  check_alike(mine, rows(), all, keys());
   const std::int64_t bytes = row_bytes(mine), most = rows_at_once(bytes), ranks = ranks_.size();
   if (bytes == 0) return;
   for (std::int64_t first = 0; first < rows(); first += most) {
@@ -91,8 +95,7 @@ void ContextGroup::gather(const Tensor& mine, const Tensor& all, Buffer& exchang
 }
 
 void ContextGroup::scatter_sum(const Tensor& all, const Tensor& mine, Buffer& exchanged) const {
-  check_rows(mine, rows(), "a rank's part");
-  check_rows(all, keys(), "what is scattered");
+  check_alike(mine, rows(), all, keys());
   const std::int64_t bytes = row_bytes(mine), most = rows_at_once(bytes), ranks = ranks_.size();
   if (bytes == 0) return;
   for (std::int64_t first = 0; first < rows(); first += most) {
