@@ -5,6 +5,10 @@
 // is exact, so any split gives the same answer. One thread cuts nothing. Under a budget, tasks take
 // fewer rows, then fewer workers run, then rows are not cut into spans.
 //
+// What a span has found spares the later ones most of their candidates: a score that k others of
+// the row reach is its floor (Floors). Who finishes first is open, but a floor takes away only what
+// is not selected.
+//
 // Balance: threads take tasks as they become free, so a call ends at most one task after the work
 // of the average thread. Hence four tasks per thread, where the parts fit kPartBytes; the first
 // spans of all rows come first and are three times as long as the last, which are 1 / 8 of a
@@ -62,6 +66,20 @@ struct Scratch {
       : scorer(carve, plan), streams(carve, plan.rows, k, 0) {}
 };
 
+// Of each row, where it is cut into spans, a key (order_key) that k of its scores reach.
+struct Floors {
+  std::int32_t* key;
+
+  Floors(Carve& carve, std::int64_t rows) : key(carve.take<std::int32_t>(rows)) {}
+  void raise(std::int64_t row, std::int32_t to) const {
+    std::int32_t now = of(row);
+    while (now < to && !__atomic_compare_exchange_n(key + row, &now, to, true, __ATOMIC_RELAXED,
+                                                    __ATOMIC_RELAXED)) {
+    }
+  }
+  std::int32_t of(std::int64_t row) const { return __atomic_load_n(key + row, __ATOMIC_RELAXED); }
+};
+
 struct Plan {
   ScorerInputs in;
   std::int64_t rows, k;
@@ -94,6 +112,7 @@ struct Plan {
   Parts parts(Carve& carve) const {
     return {carve, rows, spans, min64(k, longest_span(in.key.keys(), spans))};
   }
+  Floors floors(Carve& carve) const { return {carve, spans > 1 ? rows : 0}; }
   // What rows [first, first + count) see, together.
   RowRange seen(std::int64_t first, std::int64_t count) const {
     RowRange all;
@@ -134,6 +153,7 @@ struct Plan {
   std::int64_t shared_bytes() const {
     Carve carve(nullptr);
     parts(carve);
+    floors(carve);
     return carve.bytes_to_ask();
   }
 };
@@ -146,6 +166,8 @@ void run(const IndexTopkArgs& a, Workspace workspace) {
   const std::int64_t own_bytes = plan.worker_bytes();
   Carve carve(workspace.data);
   const Parts parts = plan.parts(carve);
+  const Floors floors = plan.floors(carve);
+  for (std::int64_t row = 0; plan.spans > 1 && row < plan.rows; ++row) floors.key[row] = kLowest;
   auto* scratch_of_workers = carve.take<unsigned char>(own_bytes * plan.workers);
   auto scratch_of = [&](std::int64_t worker) {
     Carve own(scratch_of_workers + worker * own_bytes);
@@ -171,6 +193,7 @@ void run(const IndexTopkArgs& a, Workspace workspace) {
           if (plan.spans > 1) visible[r] = overlap(visible[r], span);
           keep[r] = kept(first_row + r);
           scratch.streams.start(stream[r], r, a.keep_minus_inf);
+          if (plan.spans > 1) stream[r].raise(floors.of(first_row + r));
         }
         score_rows(in, plan.scorer, scratch.scorer, first_row, row_count, visible,
                    [&](std::int64_t r, std::int64_t key, std::int64_t n, const float* scores) {
@@ -182,6 +205,7 @@ void run(const IndexTopkArgs& a, Workspace workspace) {
         for (std::int64_t r = 0; r < row_count; ++r) {
           if (plan.spans > 1) {
             parts.put(first_row + r, s, stream[r]);
+            if (parts.k == plan.k) floors.raise(first_row + r, stream[r].reached_key());
           } else {
             keep[r].write(stream[r], output(first_row + r));
           }
@@ -192,6 +216,7 @@ void run(const IndexTopkArgs& a, Workspace workspace) {
       const Scratch scratch = scratch_of(worker);
       TopkStream stream;
       scratch.streams.start(stream, 0, a.keep_minus_inf);
+      stream.raise(floors.of(row));
       parts.merge(row, stream);
       kept(row).write(stream, output(row));
     });

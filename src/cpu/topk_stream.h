@@ -81,6 +81,49 @@ class Compress {
 };
 #endif
 
+// The same for two vectors. May write 16 lanes whatever the masks.
+class CompressPair {
+ public:
+#if defined(__AVX512F__)
+  WINNOW_INLINE CompressPair(unsigned low, unsigned high)
+      : CompressPair(static_cast<__mmask16>(low | high << 8)) {}
+  WINNOW_INLINE explicit CompressPair(__mmask16 mask) : mask_(mask) {}
+  WINNOW_INLINE void store_lanes(float* p, Wide v) const {
+    store(p, Wide{_mm512_maskz_compress_ps(mask_, v.lanes)});
+  }
+  WINNOW_INLINE void store_lanes(std::int32_t* p, __m512i v) const {
+    _mm512_storeu_si512(p, _mm512_maskz_compress_epi32(mask_, v));
+  }
+  WINNOW_INLINE void store_lanes(float* p, F8 low, F8 high) const {
+    store_lanes(p, join(low, high));
+  }
+  WINNOW_INLINE void store_lanes(std::int32_t* p, I8 low, I8 high) const {
+    store_lanes(p, _mm512_inserti32x8(_mm512_castsi256_si512(reinterpret_cast<__m256i>(low)),
+                                      reinterpret_cast<__m256i>(high), 1));
+  }
+  WINNOW_INLINE std::int64_t count() const { return __builtin_popcount(mask_); }
+
+ private:
+  __mmask16 mask_;
+#else
+  WINNOW_INLINE CompressPair(unsigned low, unsigned high)
+      : low_(low),
+        high_(high),
+        low_count_(__builtin_popcount(low)),
+        count_(low_count_ + __builtin_popcount(high)) {}
+  template <class E, class V>
+  WINNOW_INLINE void store_lanes(E* p, V low, V high) const {
+    low_.store_lanes(p, low);
+    high_.store_lanes(p + low_count_, high);
+  }
+  WINNOW_INLINE std::int64_t count() const { return count_; }
+
+ private:
+  Compress low_, high_;
+  std::int64_t low_count_, count_;
+#endif
+};
+
 WINNOW_INLINE std::int64_t sum_lanes(I8 v) {
   return std::int64_t{v[0] + v[4]} + (v[1] + v[5]) + (v[2] + v[6]) + (v[3] + v[7]);
 }
@@ -104,10 +147,18 @@ WINNOW_INLINE std::int64_t count_at_least(const std::int32_t* key, std::int64_t 
 // Keeps the keys in [low, high]; returns how many.
 WINNOW_INLINE std::int64_t keep_between(std::int32_t* key, std::int64_t n, std::int32_t low,
                                         std::int32_t high) {
-  std::int64_t kept = 0;
-  for (std::int64_t i = 0; i < n; i += 8) {
+  const I8 least = splat(low), most = splat(high);
+  auto between = [&](I8 x) { return lane_mask((x >= least) & (x <= most)); };
+  std::int64_t kept = 0, i = 0;
+  for (; i + 16 <= n; i += 16) {
+    const I8 a = load(key + i), b = load(key + i + 8);
+    const CompressPair compress(between(a), between(b));
+    compress.store_lanes(key + kept, a, b);
+    kept += compress.count();
+  }
+  for (; i < n; i += 8) {
     const I8 x = load(key + i);
-    unsigned mask = lane_mask((x >= splat(low)) & (x <= splat(high)));
+    unsigned mask = between(x);
     if (n - i < 8) mask &= (1u << (n - i)) - 1;
     Compress(mask).store_lanes(key + kept, x);
     kept += __builtin_popcount(mask);
@@ -168,6 +219,26 @@ inline Cut find_cut(std::int32_t* key, std::int64_t n, std::int64_t k, std::int6
   return {ordered(low), removed + over + inside};
 }
 
+// The ids of scores that follow each other: first, first + 1, ..., or those of a list.
+struct IdsFrom {
+  std::int64_t first;
+  WINNOW_INLINE I8 operator[](std::int64_t i) const { return ids8(first + i); }
+#if defined(__AVX512F__)
+  WINNOW_INLINE __m512i sixteen(std::int64_t i) const {
+    return _mm512_add_epi32(
+        _mm512_set1_epi32(static_cast<int>(static_cast<std::uint32_t>(first + i))),
+        _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0));
+  }
+#endif
+};
+struct IdsListed {
+  const std::int32_t* ids;
+  WINNOW_INLINE I8 operator[](std::int64_t i) const { return load(ids + i); }
+#if defined(__AVX512F__)
+  WINNOW_INLINE __m512i sixteen(std::int64_t i) const { return _mm512_loadu_si512(ids + i); }
+#endif
+};
+
 class TopkStream {
  public:
   // Candidates held at most, and the length of the arrays that hold them.
@@ -190,18 +261,23 @@ class TopkStream {
   // k were found.
   void set_floor(float floor) { least_ = floor; }
 
+  // Drops scores below that of `key`, which k other scores of the row reach.
+  void raise(std::int32_t key) {
+    const float floor = key_value(key);
+    if (floor > least_) least_ = floor;  // not where there is none: kLowest is the key of a NaN
+  }
+  // A key that k of the scores so far reach; kLowest if none is known.
+  std::int32_t reached_key() const { return reached_; }
+
   // Scores of the keys first_id, first_id + 1, ...
   template <class T>
   WINNOW_INLINE void push(const T* scores, std::int64_t n, std::int64_t first_id) {
-    push_with(
-        scores,
-        n, [&](std::int64_t i) __attribute__((always_inline)) { return ids8(first_id + i); });
+    push_with(scores, n, IdsFrom{first_id});
   }
 
   // Candidates of a later part of the row. ids: as long as a multiple of 32 above n.
   void push_listed(const float* scores, const std::int32_t* ids, std::int64_t n) {
-    push_with(
-        scores, n, [&](std::int64_t i) __attribute__((always_inline)) { return load(ids + i); });
+    push_with(scores, n, IdsListed{ids});
   }
 
   // Leaves the `count` <= k best, or all if there are fewer; returns how many.
@@ -218,7 +294,7 @@ class TopkStream {
   static constexpr std::int64_t kStep = 32;  // scores per test
 
   template <class T, class Ids>
-  WINNOW_INLINE void push_with(const T* scores, std::int64_t n, Ids&& ids) {
+  WINNOW_INLINE void push_with(const T* scores, std::int64_t n, Ids ids) {
     std::int64_t i = 0;
     for (; i + kStep <= n; i += kStep) append(scores + i, i, ids);
     if (i == n) return;
@@ -230,7 +306,17 @@ class TopkStream {
   }
 
   template <class T, class Ids>
-  WINNOW_INLINE void append(const T* scores, std::int64_t i, Ids&& ids) {
+  WINNOW_INLINE void append(const T* scores, std::int64_t i, Ids ids) {
+#if defined(__AVX512F__)
+    const __m512 least = _mm512_set1_ps(least_);
+    const Wide low = load_sixteen(scores), high = load_sixteen(scores + 16);
+    const __mmask16 low_reached = _mm512_cmp_ps_mask(low.lanes, least, _CMP_GE_OQ);
+    const __mmask16 high_reached = _mm512_cmp_ps_mask(high.lanes, least, _CMP_GE_OQ);
+    if ((low_reached | high_reached) == 0) return;
+    make_room();
+    const std::int64_t n = put(size_, CompressPair(low_reached), low, ids.sixteen(i));
+    size_ = put(n, CompressPair(high_reached), high, ids.sixteen(i + 16));
+#else
     F8 v[4];
     I8 reached[4];
     const F8 least = splat(least_);
@@ -240,25 +326,49 @@ class TopkStream {
       reached[u] = v[u] >= least;
     }
     if (lane_mask((reached[0] | reached[1]) | (reached[2] | reached[3])) == 0) return;
-    if (size_ + kStep > capacity(k_)) cut((capacity(k_) - k_) / 8);  // what passed before still may
+    make_room();
     std::int64_t n = size_;
-#pragma GCC unroll 4
-    for (int u = 0; u < 4; ++u) {
-      const unsigned mask = lane_mask(reached[u]);
-      const Compress compress(mask);
-      compress.store_lanes(score_ + n, v[u]);
-      compress.store_lanes(id_ + n, ids(i + 8 * u));
-      n += __builtin_popcount(mask);
+#pragma GCC unroll 2
+    for (int u = 0; u < 4; u += 2) {
+      n = put(n, CompressPair(lane_mask(reached[u]), lane_mask(reached[u + 1])), v[u], v[u + 1],
+              ids[i + 8 * u], ids[i + 8 * u + 8]);
     }
     size_ = n;
+#endif
   }
+  WINNOW_INLINE void make_room() {  // what passed the threshold before still may
+    if (size_ + kStep > capacity(k_)) cut((capacity(k_) - k_) / 8);
+  }
+
+  // Puts candidates behind the first n; returns how many there are then.
+  WINNOW_INLINE std::int64_t put(std::int64_t n, const CompressPair& compress, F8 low, F8 high,
+                                 I8 low_ids, I8 high_ids) {
+    compress.store_lanes(score_ + n, low, high);
+    compress.store_lanes(id_ + n, low_ids, high_ids);
+    return n + compress.count();
+  }
+#if defined(__AVX512F__)
+  WINNOW_INLINE std::int64_t put(std::int64_t n, const CompressPair& compress, Wide scores,
+                                 __m512i ids) {
+    compress.store_lanes(score_ + n, scores);
+    compress.store_lanes(id_ + n, ids);
+    return n + compress.count();
+  }
+  template <class T>
+  static WINNOW_INLINE Wide load_sixteen(const T* p) {
+    if constexpr (sizeof(T) == 4) return load16(p);
+    return join(load(p), load(p + 8));
+  }
+#endif
 
   // Keeps the k to k + slack best of more than k; with slack 0 exactly k.
   __attribute__((noinline)) void cut(std::int64_t slack) {
-    store(score_ + size_, splat(kNan));  // the spare lanes of the last vector
+    store(score_ + size_, splat(kNan));  // the spare lanes of the last two vectors
+    store(score_ + size_ + 8, splat(kNan));
     for (std::int64_t i = 0; i < size_; i += 8) store(work_ + i, order_key(load(score_ + i)));
     const Cut at = find_cut(work_, size_, k_, slack);
     least_ = above(at.key);
+    reached_ = at.key;
     const F8 value = splat(key_value(at.key));
     if (at.reached <= k_ + slack) {
       keep([&](F8 x) __attribute__((always_inline)) { return lane_mask(x >= value); });
@@ -289,20 +399,18 @@ class TopkStream {
   template <class Mask>
   WINNOW_INLINE void keep(Mask&& mask_of) {
     std::int64_t kept = 0;
-    for (std::int64_t i = 0; i < size_; i += 8) {
-      const F8 x = load(score_ + i);
-      const I8 ids = load(id_ + i);
-      const unsigned mask = mask_of(x);
-      const Compress compress(mask);
-      compress.store_lanes(score_ + kept, x);
-      compress.store_lanes(id_ + kept, ids);
-      kept += __builtin_popcount(mask);
+    for (std::int64_t i = 0; i < size_; i += 16) {
+      const F8 low = load(score_ + i), high = load(score_ + i + 8);
+      const I8 low_ids = load(id_ + i), high_ids = load(id_ + i + 8);
+      const unsigned low_mask = mask_of(low);  // in this order: ties are counted
+      kept = put(kept, CompressPair(low_mask, mask_of(high)), low, high, low_ids, high_ids);
     }
     size_ = kept;
   }
 
   std::int64_t k_ = 0, size_ = 0;
   float least_ = 0;
+  std::int32_t reached_ = kLowest;
   float* score_ = nullptr;
   std::int32_t *id_ = nullptr, *work_ = nullptr;
 };
