@@ -18,7 +18,9 @@ namespace {
 constexpr const char* kFooter = R"(Examples:
   winnow train examples/demo.json              begin
   winnow train examples/demo.json --resume     go on after Ctrl-C, a kill or a power cut
-  mpirun -n 4 winnow train examples/demo.json  four processes share the sequences of each step
+  mpirun -n 4 winnow train examples/demo.json --cp 4
+                                               four processes share the rows of each sequence; without
+                                               --cp they share the sequences of each step
 
 The configuration is JSON; examples/demo.json shows every part of it. Its stages are DeepSeek's recipe:
 dense training, warm-up of the indexers, sparse training. The output folder gets metrics.jsonl (a line
@@ -29,6 +31,7 @@ struct Options {
   bool resume = false;
   bool other_ranks = false;
   bool threads_given = false;
+  train::ParallelConfig parallel{0, 0};  // 0: as the configuration says
 };
 
 // "4 processes (cp 1 x dp 4) of 1 thread each", for whoever wonders where the time goes.
@@ -43,16 +46,28 @@ train::Begin begin_of(const Options& options) {
   return options.resume ? train::Begin::kResume : train::Begin::kNew;
 }
 
-std::string mpirun_text(const Communicator& world) {
-  return world.size() == 1 ? "" : fmt::format("mpirun -n {} ", world.size());
+train::TrainConfig config_of(const Options& options) {
+  train::TrainConfig config = train::read_train_config_file(options.config);
+  if (options.parallel.cp > 0) config.parallel.cp = options.parallel.cp;
+  if (options.parallel.dp > 0) config.parallel.dp = options.parallel.dp;
+  return config;
+}
+
+// The command that goes on with a run.
+std::string resume_text(const Communicator& world, const Options& options) {
+  std::string text;
+  if (world.size() > 1) text = fmt::format("mpirun -n {} ", world.size());
+  text += fmt::format("winnow train {} --resume", options.config);
+  if (options.parallel.cp > 0) text += fmt::format(" --cp {}", options.parallel.cp);
+  if (options.parallel.dp > 0) text += fmt::format(" --dp {}", options.parallel.dp);
+  return text;
 }
 
 // On every rank; the first one talks.
 int train_on(Communicator& world, const Options& options) {
   if (!options.threads_given) comm::share_threads(world);
-  train::TrainConfig config =
-      comm::together(world, [&] { return train::read_train_config_file(options.config); });
-  train::Trainer trainer(std::move(config), begin_of(options), world);
+  train::Trainer trainer(comm::together(world, [&] { return config_of(options); }),
+                         begin_of(options), world);
   const bool first = world.rank() == 0;
   train::Progress progress(stderr, trainer.config());
   const InterruptGuard interrupt;
@@ -67,9 +82,8 @@ int train_on(Communicator& world, const Options& options) {
   if (first) progress.finish();
   if (!done) {
     throw comm::GroupError(Status::kInterrupted,
-                           fmt::format("[train] stopped and saved at step {}; to go on: {}winnow "
-                                       "train {} --resume",
-                                       trainer.state().step, mpirun_text(world), options.config));
+                           fmt::format("[train] stopped and saved at step {}; to go on: {}",
+                                       trainer.state().step, resume_text(world, options)));
   }
   if (first) {
     fmt::print(
@@ -93,6 +107,17 @@ void add_train(CLI::App& app) {
       ->add_flag("--other-ranks", options->other_ranks,
                  "with another number of processes than before; sums are rounded otherwise")
       ->needs(resume);
+  const auto whole = CLI::Range(std::int64_t{1}, std::int64_t{1} << 30).description("");
+  command
+      ->add_option("--cp", options->parallel.cp,
+                   "processes that share the rows of a sequence, for parallel.cp")
+      ->check(whole)
+      ->type_name("N");
+  command
+      ->add_option("--dp", options->parallel.dp,
+                   "shares of a step's sequences, for parallel.dp; --cp x --dp processes")
+      ->check(whole)
+      ->type_name("N");
   add_threads_option(*command);
   command->footer(kFooter);
   command->callback([options, command] {

@@ -444,7 +444,9 @@ std::string first_difference(const json& a, const json& b) { return compare(a, b
 void check_parallel(const TrainConfig& c, Rules& rules) {
   const std::int64_t batch = c.data.batch_sequences, dp = c.parallel.dp;
   rules.require(batch % dp == 0, "data.batch_sequences", batch, ceil_div(batch, dp) * dp,
-                "must be a multiple of parallel.dp = {}, which share them", dp);
+                "must be a multiple of parallel.dp = {}, which share them; parallel.cp (--cp) "
+                "would share the rows of each",
+                dp);
   if (batch % dp != 0) return;
   const std::int64_t share = sequences_of_a_rank(c), at_once = sequences_at_once(c);
   rules.require(
