@@ -8,11 +8,12 @@
 
 #include "base/check.h"
 #include "base/numbers.h"
+#include "base/parallel.h"
 
 namespace winnow::bench {
 
 std::uint64_t Random::bits() {  // splitmix64
-  std::uint64_t z = (state_ += 0x9e3779b97f4a7c15u);
+  std::uint64_t z = (state_ += kStep);
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
   return z ^ (z >> 31);
@@ -27,8 +28,15 @@ double Random::gauss() {
 
 void fill_gauss(const Tensor& t, Random& random, double scale) {
   if (t.data == nullptr) return;
-  for (std::int64_t i = 0; i < t.elements(); ++i)
-    store_double(t.data, t.dtype, i, scale * random.gauss());
+  constexpr std::int64_t kRun = 1 << 14;
+  const std::int64_t elements = t.elements();
+  parallel_for(ceil_div(elements, kRun), [&](std::int64_t run, int) {
+    const std::int64_t first = run * kRun, last = std::min(elements, first + kRun);
+    Random own = random.after(2 * first);  // gauss() takes two
+    for (std::int64_t i = first; i < last; ++i)
+      store_double(t.data, t.dtype, i, scale * own.gauss());
+  });
+  random = random.after(2 * elements);
 }
 
 void fill_ranges(const std::string& kind, std::int64_t keys, std::int64_t topk,

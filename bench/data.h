@@ -12,15 +12,22 @@ namespace winnow::bench {
 // A counter-based generator: the same numbers on every machine.
 class Random {
  public:
-  explicit Random(std::uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15u + 0x632be59bd9b4e019u) {}
+  explicit Random(std::uint64_t seed) : state_(seed * kStep + 0x632be59bd9b4e019u) {}
   std::uint64_t bits();
   double uniform();  // [0, 1)
   double gauss();
   std::int64_t below(std::int64_t n) {
     return static_cast<std::int64_t>(bits() % static_cast<std::uint64_t>(n));
   }
+  // As it will be after so many numbers.
+  Random after(std::int64_t numbers) const {
+    Random later = *this;
+    later.state_ += kStep * static_cast<std::uint64_t>(numbers);
+    return later;
+  }
 
  private:
+  static constexpr std::uint64_t kStep = 0x9e3779b97f4a7c15u;
   std::uint64_t state_;
 };
 
