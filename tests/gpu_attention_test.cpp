@@ -75,6 +75,10 @@ void run(const SparseAttentionArgs& args) {
   run_once(sparse_attention_workspace_bytes(placed(args)),
            [&](Workspace workspace) { sparse_attention(placed(args), workspace); });
 }
+void run(const SparseAttentionBackwardArgs& args) {
+  run_once(sparse_attention_backward_workspace_bytes(placed(args)),
+           [&](Workspace workspace) { sparse_attention_backward(placed(args), workspace); });
+}
 
 // Many rows get large blocks, one row small ones; the bits are the same.
 TEST_F(GpuAttention, ARowAloneHasTheBitsOfTheBatch) {
@@ -108,6 +112,113 @@ TEST_F(GpuAttention, ARowAloneHasTheBitsOfTheBatch) {
       run(alone);
       EXPECT_EQ(bytes_of(alone.output), output) << "row " << i;
       EXPECT_EQ(bytes_of(alone.lse), lse) << "row " << i;
+    }
+  }
+}
+
+// A problem of sparse_attention_backward, its forward done; the value lies in the key.
+struct Backward {
+  Forward forward;
+  Guarded d_output, d_query, d_key;
+
+  explicit Backward(const std::string& problem)
+      : forward(problem),
+        d_output(in().dtype, {in().rows, in().heads, in().dim_v}),
+        d_query(DType::kF32, {in().rows, in().heads, in().dim_qk}),
+        d_key(DType::kF32, {in().keys, in().kv_heads, in().dim_qk}) {
+    Random random(3);
+    fill_gauss(d_output, random);
+  }
+  const AttentionInputs& in() const { return forward.in; }
+  SparseAttentionBackwardArgs args() const {
+    const SparseAttentionArgs a = forward.args();
+    return {
+        in().query,      in().key.data(), {},    a.topk_indices, a.topk_lengths, a.starts, a.ends,
+        a.softmax_scale, a.output,        a.lse, d_output,       d_query,        d_key,    {}};
+  }
+};
+
+// d_query of a row, and the gradient of a key that one row lists, do not depend on the others.
+TEST_F(GpuAttention, GradientsOfARowAloneHaveTheBitsOfTheBatch) {
+  const char* problems[] = {
+      "sparse_attention rows=9 keys=400 heads=64 topk=200 ids=scattered lengths=1 dtype=bf16",
+      "sparse_attention rows=9 keys=400 heads=100 dim_qk=512 topk=130 dtype=bf16",
+      "sparse_attention rows=9 keys=200 heads=12 dim_qk=80 dim_v=64 topk=90 ids=scattered"};
+  for (const char* problem : problems) {
+    SCOPED_TRACE(problem);
+    const Backward call(problem);
+    const Placement placement(kGpu);
+    run(call.forward.args());
+    const SparseAttentionBackwardArgs args = call.args();
+    run(args);
+    const auto together = bytes_of(call.d_key);
+    std::vector<int> listed(static_cast<std::size_t>(call.in().keys));
+    for (std::int64_t i = 0; i < call.in().rows; ++i)
+      for (const std::int64_t id : call.in().slots(i)) ++listed[static_cast<std::size_t>(id)];
+    const std::size_t key_bytes = together.size() / listed.size();
+    for (std::int64_t i = 0; i < call.in().rows; ++i) {
+      SparseAttentionBackwardArgs alone = args;
+      for (Tensor* t : {&alone.query, &alone.topk_indices, &alone.topk_lengths, &alone.starts,
+                        &alone.ends, &alone.output, &alone.lse, &alone.d_output, &alone.d_query}) {
+        *t = row_of(*t, i);
+      }
+      const auto d_query = bytes_of(alone.d_query);
+      poison(alone.d_query);
+      poison(alone.d_key);
+      run(alone);
+      EXPECT_EQ(bytes_of(alone.d_query), d_query) << "row " << i;
+      const auto d_key = bytes_of(alone.d_key);
+      for (const std::int64_t id : call.in().slots(i)) {
+        if (listed[static_cast<std::size_t>(id)] != 1) continue;
+        const std::size_t at = static_cast<std::size_t>(id) * key_bytes;
+        EXPECT_EQ(std::memcmp(d_key.data() + at, together.data() + at, key_bytes), 0)
+            << "row " << i << " key " << id;
+      }
+    }
+  }
+}
+
+// Views whose rows begin at no multiple of 16 bytes, or 8 of the output.
+TEST_F(GpuAttention, GradientsOfMisalignedViewsHaveTheBitsOfCopies) {
+  const Backward call("sparse_attention rows=3 keys=90 heads=20 topk=70 ids=scattered dtype=bf16");
+  const Placement placement(kGpu);
+  run(call.forward.args());
+  const SparseAttentionBackwardArgs args = call.args();
+  run(args);
+  const AttentionInputs& in = call.in();
+  const Guarded query(in.dtype, {in.rows, in.heads, 584}), key(in.dtype, {in.keys, 1, 584});
+  const Guarded d_output(in.dtype, {in.rows, in.heads, 520});
+  const Guarded d_query(DType::kF32, {in.rows, in.heads, 577}),
+      d_key(DType::kF32, {in.keys, 1, 577});
+  SparseAttentionBackwardArgs moved = args;
+  auto move = [](Tensor& t, const Tensor& wide, bool fill) {
+    const Tensor from = t;
+    t = wide.channels(1, from.shape[2]);
+    const std::int64_t bytes = dtype_bytes(t.dtype);
+    for (std::int64_t i = 0; fill && i < t.shape[0]; ++i) {
+      for (std::int64_t h = 0; h < t.shape[1]; ++h) {
+        std::memcpy(t.as<char>() + (i * t.strides[0] + h * t.strides[1]) * bytes,
+                    from.as<char>() + (i * from.strides[0] + h * from.strides[1]) * bytes,
+                    static_cast<std::size_t>(t.shape[2] * bytes));
+      }
+    }
+  };
+  move(moved.query, query, true);
+  move(moved.key, key, true);
+  move(moved.d_output, d_output, true);
+  move(moved.d_query, d_query, false);
+  move(moved.d_key, d_key, false);
+  run(moved);
+  for (const auto& [there, here] :
+       {std::pair(moved.d_query, args.d_query), std::pair(moved.d_key, args.d_key)}) {
+    for (std::int64_t i = 0; i < here.shape[0]; ++i) {
+      for (std::int64_t h = 0; h < here.shape[1]; ++h) {
+        EXPECT_EQ(std::memcmp(there.as<float>() + i * there.strides[0] + h * there.strides[1],
+                              here.as<float>() + i * here.strides[0] + h * here.strides[1],
+                              static_cast<std::size_t>(here.shape[2]) * 4),
+                  0)
+            << "row " << i << " head " << h;
+      }
     }
   }
 }
@@ -160,39 +271,16 @@ TEST_F(GpuAttention, AScoreAtAKeyHasTheBitsOfIndexScores) {
 }
 
 #if defined(WINNOW_CUDA)
-void run(const SparseAttentionBackwardArgs& args) {
-  run_once(sparse_attention_backward_workspace_bytes(placed(args)),
-           [&](Workspace workspace) { sparse_attention_backward(placed(args), workspace); });
-}
-
 // Captures a call, changes its lists where they lie, replays it.
 TEST_F(GpuAttention, AReplayReadsTheListsThatAreThereThen) {
   for (const char* shape : {"heads=20 dim_qk=80 dim_v=64 dtype=f32",
                             "heads=20 dim_qk=80 dim_v=64 dtype=bf16", "heads=64 dtype=bf16"}) {
     SCOPED_TRACE(shape);
-    const Forward forward(
+    const Backward call(
         std::string("sparse_attention rows=30 keys=300 topk=100 lengths=1 range=causal ") + shape);
-    const AttentionInputs& in = forward.in;
-    const Guarded d_output(in.dtype, {in.rows, in.heads, in.dim_v});
-    const Guarded d_query(DType::kF32, {in.rows, in.heads, in.dim_qk});
-    const Guarded d_key(DType::kF32, {in.keys, in.kv_heads, in.dim_qk});
-    Random random(3);
-    fill_gauss(d_output, random);
-    const SparseAttentionArgs args = forward.args();
-    const SparseAttentionBackwardArgs backward = {in.query,
-                                                  in.key.data(),
-                                                  {},
-                                                  args.topk_indices,
-                                                  args.topk_lengths,
-                                                  args.starts,
-                                                  args.ends,
-                                                  args.softmax_scale,
-                                                  args.output,
-                                                  args.lse,
-                                                  d_output,
-                                                  d_query,
-                                                  d_key,
-                                                  {}};
+    const AttentionInputs& in = call.in();
+    const SparseAttentionArgs args = call.forward.args();
+    const SparseAttentionBackwardArgs backward = call.args();
     Placement placement(kGpu);
     warmup(kGpu);
     const SparseAttentionArgs there = placed(args);
@@ -219,13 +307,14 @@ TEST_F(GpuAttention, AReplayReadsTheListsThatAreThereThen) {
     ASSERT_EQ(cudaGraphLaunch(replay, stream), cudaSuccess);
     ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
     placement.download();
-    const auto output = bytes_of(args.output), query = bytes_of(d_query), key = bytes_of(d_key);
-    for (const Tensor& t : {args.output, d_query.view(), d_key.view()}) poison(t);
+    const auto output = bytes_of(args.output), query = bytes_of(call.d_query),
+               key = bytes_of(call.d_key);
+    for (const Tensor& t : {args.output, backward.d_query, backward.d_key}) poison(t);
     run(args);
     EXPECT_EQ(bytes_of(args.output), output);
     run(backward);
-    EXPECT_EQ(bytes_of(d_query), query);
-    EXPECT_EQ(bytes_of(d_key), key);
+    EXPECT_EQ(bytes_of(call.d_query), query);
+    EXPECT_EQ(bytes_of(call.d_key), key);
     memory.check();
     memory_too.check();
     cudaGraphExecDestroy(replay);
