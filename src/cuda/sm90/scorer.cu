@@ -459,10 +459,7 @@ void score(const char* operation, const Scorer& s, void* workspace, Products pro
                         widened(s.dtype, products));
   if (widened(s.dtype, products)) return score_codes(operation, s, scratch, stream);
   auto aligned = [](const void* p) { return reinterpret_cast<std::uintptr_t>(p) % 16 == 0; };
-  if (!aligned(s.query) || !aligned(s.key)) {
-    if (products == Products::kBF16) return cuda::score(operation, s, stream);
-    check(operation, cudaErrorInvalidValue, "read codes that lie at no multiple of 16 bytes");
-  }
+  if (!aligned(s.query) || !aligned(s.key)) return cuda::score(operation, s, stream);
   const Numbers numbers{s.query, s.query_row,         s.query_head, s.rows,
                         s.key,   s.places.key_stride, s.ranges.keys};
   auto* plan = reinterpret_cast<int2*>(scratch.plan);
