@@ -1,7 +1,7 @@
 // A stable radix sort of entries by key, 8 bits at a time, and sums over runs of equal keys.
 //
 //   list      a block per row: key and number of every entry; what does not count gets a key past
-//             all others
+//             all others; the keys of a group of rows lie past those of the group before
 //   count     a block per kTile entries: how often each digit occurs
 //   scan      a block per digit: where each block's begin among the entries of that digit
 //   move      a block per kTile entries: a warp takes 256 entries one after the other, 32 at a
@@ -24,15 +24,17 @@ constexpr int kLaneChannels = 8;
 
 __global__ void __launch_bounds__(kThreads)
     list_kernel(const SlotLists lists, std::int64_t first, std::int64_t slots, std::uint32_t none,
-                std::uint32_t* keys, std::uint32_t* entries, std::int32_t* counts) {
+                std::int64_t group_rows, std::uint32_t* keys, std::uint32_t* entries,
+                std::int32_t* counts) {
   const std::int64_t row = blockIdx.x;
+  const std::uint32_t group_keys = static_cast<std::uint32_t>(row / group_rows) * (none + 1);
   const RowSlots list = lists[first + row];
   const std::int64_t count = trimmed_count(list);
   if (threadIdx.x == 0) counts[row] = static_cast<std::int32_t>(count);
   for (std::int64_t s = threadIdx.x; s < slots; s += kThreads) {
     const std::int64_t id = s < count ? list[s] : -1;
-    keys[row * slots + s] = id < 0 ? none : static_cast<std::uint32_t>(id);
-    entries[row * slots + s] = static_cast<std::uint32_t>(row * slots + s);
+    keys[row * slots + s] = group_keys + (id < 0 ? none : static_cast<std::uint32_t>(id));
+    entries[row * slots + s] = static_cast<std::uint32_t>(row % group_rows * slots + s);
   }
 }
 
@@ -132,7 +134,7 @@ __global__ void __launch_bounds__(kThreads)
     find_kernel(const std::uint32_t* sorted, std::int64_t entries, std::int64_t keys,
                 std::uint32_t* begins) {
   const std::int64_t key = block_index() * kThreads + threadIdx.x;
-  if (key > keys) return;
+  if (key >= keys) return;
   std::int64_t low = 0;
   for (std::int64_t left = entries; left > 0;) {
     const std::int64_t half = left / 2;
@@ -205,8 +207,12 @@ const Kernel kClear{clear_kernel};
 
 }  // namespace
 
-KeyOrder::KeyOrder(Carve& carve, std::int64_t rows, std::int64_t slots, std::int64_t keys)
-    : slots_(slots), keys_(keys), blocks_(ceil_div(rows * slots, kTile)) {
+KeyOrder::KeyOrder(Carve& carve, std::int64_t rows, std::int64_t slots, std::int64_t keys,
+                   std::int64_t group_rows)
+    : slots_(slots),
+      keys_(keys),
+      group_rows_(group_rows > 0 ? group_rows : rows > 0 ? rows : 1),
+      blocks_(ceil_div(rows * slots, kTile)) {
   for (int i = 0; i < 2; ++i) {
     key_[i] = carve.take<std::uint32_t>(rows * slots);
     entry_[i] = carve.take<std::uint32_t>(rows * slots);
@@ -219,15 +225,16 @@ KeyOrder::KeyOrder(Carve& carve, std::int64_t rows, std::int64_t slots, std::int
 void KeyOrder::sort(const char* operation, const SlotLists& lists, std::int64_t first,
                     std::int64_t rows, cudaStream_t stream) {
   entries_ = rows * slots_;
+  sorted_keys_ = ceil_div(rows, group_rows_) * (keys_ + 1);
   const std::int64_t blocks = ceil_div(entries_, kTile);
   const Launch per_tile{
       .grid = dim3(static_cast<unsigned>(blocks)), .block = dim3(kThreads), .stream = stream};
   kList.launch(
       operation,
       {.grid = dim3(static_cast<unsigned>(rows)), .block = dim3(kThreads), .stream = stream}, lists,
-      first, slots_, static_cast<std::uint32_t>(keys_), key_[0], entry_[0], counts_);
+      first, slots_, static_cast<std::uint32_t>(keys_), group_rows_, key_[0], entry_[0], counts_);
   if (entries_ == 0) return;
-  for (int shift = 0; keys_ >> shift > 0; shift += 8) {
+  for (int shift = 0; (sorted_keys_ - 1) >> shift > 0; shift += 8) {
     kCount.launch(operation, per_tile, key_[0], entries_, shift, digits_);
     kScan.launch(operation,
                  {.grid = dim3(kDigits), .block = dim3(kThreads), .stream = stream}, digits_, blocks,
@@ -245,10 +252,10 @@ void KeyOrder::sort(const char* operation, const SlotLists& lists, std::int64_t 
 void KeyOrder::find_keys(const char* operation, std::uint32_t* begins,
                          cudaStream_t stream) const {
   kFind.launch(operation,
-               {.grid = grid_of(ceil_div(keys_ + 1, kThreads)),
+               {.grid = grid_of(ceil_div(sorted_keys_, kThreads)),
                 .block = dim3(kThreads),
                 .stream = stream},
-               key_[0], entries_, keys_, begins);
+               key_[0], entries_, sorted_keys_, begins);
 }
 
 void KeyOrder::add(const char* operation, const float* rows, const Sums& sums,

@@ -2,7 +2,8 @@
 // the order of their keys, and the rows of numbers that belong to the entries added up key by key.
 //
 // Entry e = row * slots + slot. Entries of one key stay in ascending order, so a key's sum is one
-// chain over the query rows, whatever the number of rows that are sorted at a time.
+// chain over the query rows, whatever the number of rows that are sorted at a time. Rows may be
+// sorted in groups, each with entries and keys of its own: fewer launches.
 #pragma once
 
 #include "cuda/attention.h"
@@ -13,8 +14,9 @@ namespace winnow::cuda {
 
 class KeyOrder {
  public:
-  // For up to `rows` rows of `slots` slots over `keys` keys.
-  KeyOrder(Carve& carve, std::int64_t rows, std::int64_t slots, std::int64_t keys);
+  // For up to `rows` rows of `slots` slots over `keys` keys; 0: they are one group.
+  KeyOrder(Carve& carve, std::int64_t rows, std::int64_t slots, std::int64_t keys,
+           std::int64_t group_rows = 0);
   // What an entry takes of the workspace, in bytes, nearly: for budgets.
   static constexpr std::int64_t kEntryBytes = 16;
 
@@ -23,8 +25,8 @@ class KeyOrder {
   void sort(const char* operation, const SlotLists& lists, std::int64_t first, std::int64_t rows,
             cudaStream_t stream);
   const std::int32_t* counts() const { return counts_; }
-  // The sorted entries; those of key j are [begins[j], begins[j + 1]), which `find_keys` fills in for
-  // all keys: begins holds keys + 1 numbers.
+  // The sorted entries; those of key j of group g are [begins[i], begins[i + 1]), i = g (keys + 1) + j,
+  // which `find_keys` fills in: begins holds keys + 1 numbers for each group.
   const std::uint32_t* entries() const { return entry_[0]; }
   void find_keys(const char* operation, std::uint32_t* begins, cudaStream_t stream) const;
 
@@ -42,7 +44,7 @@ class KeyOrder {
                     cudaStream_t stream);
 
  private:
-  std::int64_t slots_, keys_, entries_ = 0, blocks_;
+  std::int64_t slots_, keys_, group_rows_, entries_ = 0, sorted_keys_ = 0, blocks_;
   std::uint32_t *key_[2], *entry_[2];  // the sorted ones are in [0] after sort
   std::uint32_t* digits_;  // [256][blocks]: how often, then where from among the same digits
   std::uint32_t* totals_;  // [256]

@@ -26,6 +26,7 @@ namespace {
 
 constexpr char kName[] = "sparse_attention_backward";
 constexpr std::int64_t kBudget = std::int64_t{5} << 29;  // bytes of a chunk's scratch
+constexpr std::int64_t kSorted = std::int64_t{1} << 28;  // of the entries that are sorted at a time
 constexpr std::int64_t kWave = 132;                      // rows that an H100 or H200 takes at a time
 constexpr int kMostHeads = 128;
 
@@ -157,7 +158,8 @@ const Kernel kReduce{reduce_kernel<kDim>};
 
 // Rows of a chunk follow from the shapes alone.
 struct Scratch {
-  std::int64_t padded, blocks, rows;
+  std::int64_t padded, blocks;
+  std::int64_t rows, sorted;  // of a chunk; of the chunks that are sorted at a time
   Carve carve;
   KeyOrder order;
   std::uint32_t* begins;
@@ -170,9 +172,10 @@ struct Scratch {
                kTileSlots),
         blocks(ceil_div(a.query.shape[1], kBlockHeads)),
         rows(rows_of(a)),
+        sorted(sorted_of(a)),
         carve(memory),
-        order(carve, rows, padded, a.key.shape[0]),
-        begins(carve.take<std::uint32_t>(a.key.shape[0] + 1)),
+        order(carve, sorted, padded, a.key.shape[0], rows),
+        begins(carve.take<std::uint32_t>(chunks() * (a.key.shape[0] + 1))),
         delta(carve.take<float>(rows * blocks * kBlockHeads)),
         power(carve.take<float>(rows * blocks)),
         p(carve.take<float>(rows * blocks * padded * kBlockHeads)),
@@ -180,13 +183,22 @@ struct Scratch {
         partial(carve.take<std::uint16_t>(rows * blocks * padded * a.query.shape[2])) {}
 
  private:
+  std::int64_t chunks() const { return rows == 0 ? 0 : ceil_div(sorted, rows); }
   std::int64_t rows_of(const Args& a) const {
     const std::int64_t of_row =
-        padded * (KeyOrder::kEntryBytes + blocks * (a.query.shape[2] * 2 + kBlockHeads * 8)) +
+        padded * blocks * (a.query.shape[2] * 2 + kBlockHeads * 8) +
         blocks * 4 * (kBlockHeads + 1) + 4;
     const std::int64_t all = a.query.shape[0], fit = kBudget / of_row;
     if (all <= fit) return all;
     return fit >= kWave ? fit / kWave * kWave : fit > 1 ? fit : 1;
+  }
+  std::int64_t sorted_of(const Args& a) const {
+    if (rows == 0 || padded == 0) return rows;
+    const std::int64_t of_chunk = rows * padded * KeyOrder::kEntryBytes;
+    const std::int64_t numbers = (std::int64_t{1} << 32) / (a.key.shape[0] + 1);  // of 32 bits
+    const std::int64_t most = kSorted / of_chunk < numbers ? kSorted / of_chunk : numbers;
+    const std::int64_t fit = most > 1 ? most : 1;
+    return a.query.shape[0] < fit * rows ? a.query.shape[0] : fit * rows;
   }
 };
 
@@ -230,7 +242,6 @@ void run(const Args& a, Workspace workspace) {
   b.lse_row = a.lse.strides[0];
   b.lse_head = a.lse.strides[1];
   b.slots = SlotLists(a.topk_indices, a.topk_lengths, a.starts, a.ends, keys);
-  b.counts = scratch.order.counts();
   b.scale = static_cast<float>(a.softmax_scale);
   b.heads = static_cast<int>(a.query.shape[1]);
   b.blocks = static_cast<int>(scratch.blocks);
@@ -250,7 +261,6 @@ void run(const Args& a, Workspace workspace) {
   r.power = scratch.power;
   r.padded = scratch.padded;
   r.blocks = b.blocks;
-  r.begins = scratch.begins;
   r.keys = keys;
   r.d_key = a.d_key.as<float>();
   r.d_key_row = a.d_key.strides[0];
@@ -259,17 +269,25 @@ void run(const Args& a, Workspace workspace) {
     const KeyOrder::Sums sums{r.d_key, nullptr, r.d_key_row, 0, 0, 0, 1, dim_qk, dim_qk};
     KeyOrder::clear(kName, keys, sums, stream);
   }
-  for (b.first = 0; b.first < a.query.shape[0]; b.first += scratch.rows, r.first = false) {
-    b.rows = a.query.shape[0] - b.first;
-    if (b.rows > scratch.rows) b.rows = scratch.rows;
-    scratch.order.sort(kName, b.slots, b.first, b.rows, stream);
+  const std::int64_t all = a.query.shape[0];
+  for (std::int64_t first = 0; first < all; first += scratch.sorted) {
+    const std::int64_t last = first + scratch.sorted < all ? first + scratch.sorted : all;
+    scratch.order.sort(kName, b.slots, first, last - first, stream);
     scratch.order.find_keys(kName, scratch.begins, stream);
     r.entries = scratch.order.entries();
-    weigh(kName, dim_qk, b, stream);
-    multiply(kName, dim_qk, b, stream);
-    const Launch launch{
-        .grid = grid_of(ceil_div(keys, kReduceWarps)), .block = dim3(kReduceThreads), .stream = stream};
-    dim_qk == 576 ? kReduce<576>.launch(kName, launch, r) : kReduce<512>.launch(kName, launch, r);
+    r.begins = scratch.begins;
+    for (b.first = first; b.first < last; b.first += scratch.rows) {
+      b.rows = last - b.first < scratch.rows ? last - b.first : scratch.rows;
+      b.counts = scratch.order.counts() + (b.first - first);
+      weigh(kName, dim_qk, b, stream);
+      multiply(kName, dim_qk, b, stream);
+      const Launch launch{.grid = grid_of(ceil_div(keys, kReduceWarps)),
+                          .block = dim3(kReduceThreads),
+                          .stream = stream};
+      dim_qk == 576 ? kReduce<576>.launch(kName, launch, r) : kReduce<512>.launch(kName, launch, r);
+      r.begins += keys + 1;
+      r.first = false;
+    }
   }
 }
 

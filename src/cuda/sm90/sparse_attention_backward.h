@@ -98,14 +98,16 @@ struct TilePlaces {
   int bytes[4];
   std::uint32_t counting;  // of the warp's 16 slots
 
-  __device__ TilePlaces(const BackwardItems& b, const RowSlots& slots, int count, int tile) {
+  // Channels from `channel` on.
+  __device__ TilePlaces(const BackwardItems& b, const RowSlots& slots, int count, int tile,
+                        int channel = 0) {
     const int warp = threadIdx.x / 32 % 4, lane = threadIdx.x % 32;
     counting = 0;
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const int slot = tile * kTileSlots + 16 * warp + 4 * i + lane / 8;
       const std::int64_t id = slot < count ? slots[slot] : -1;
-      from[i] = b.key + (id < 0 ? 0 : id * b.key_row) + lane % 8 * 8;
+      from[i] = b.key + (id < 0 ? 0 : id * b.key_row) + channel + lane % 8 * 8;
       bytes[i] = id < 0 ? 0 : 16;
       const std::uint32_t lanes = __ballot_sync(0xffffffffu, id >= 0);
       counting |= ((lanes & 1) | (lanes >> 7 & 2) | (lanes >> 14 & 4) | (lanes >> 21 & 8)) << 4 * i;

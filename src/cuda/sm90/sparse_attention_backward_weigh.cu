@@ -4,8 +4,9 @@
 //
 // Tiles: 64 heads x 64 slots x dim_qk (p) and x 512 (dp); two tiles of keys in flight.
 // Roles: one warpgroup gathers keys; one has the queries in registers and forms p; one has d_output in
-// registers, forms dp, and takes p through shared memory (f32, two tiles).
-// Shared memory: keys 2 x 72 KiB, p 2 x 16 KiB. One block per SM, persistent.
+// registers, forms dp, takes p through shared memory (f32, two tiles), and sends both to memory by
+// bulk copies.
+// Shared memory: keys 2 x 72 KiB, p and dp 2 x 16 KiB each. One block per SM, persistent.
 // Order: a lane adds its 16 slots of a tile ascending, tile after tile; then four lanes in a tree.
 //
 // The power: a partial row sum_h dz q + p d_output is at most
@@ -30,7 +31,7 @@ enum Barrier { kFullP = 1, kFreeP = kFullP + kBuffers, kTops = kFreeP + kBuffers
 template <int kDim>
 struct WeighMemory {
   unsigned char keys[kStages][kDim / 64 * kSlabBytes];
-  float p[kBuffers][32][128];  // [sum of a thread][thread]
+  float4 p[kBuffers][8][128], dp[kBuffers][8][128];  // [sums of a thread][thread], as in memory
   std::uint16_t masks[kStages][4];
   float top_p[kBlockHeads], top_query[kBlockHeads], bound[kBlockHeads];
   std::uint64_t full[kStages], empty[kStages];
@@ -83,14 +84,20 @@ __device__ void products(float (&d)[32], const std::uint32_t (&a)[kSteps][4], st
   pin(d);
 }
 
-__device__ void store_weights(float* to, const float (&d)[32], const BackwardItems& b,
+// Of a tile of p or dp, by one thread, in a group of copies; all who wrote it have fenced and met.
+__device__ void store_weights(float* to, const float4 (&weights)[8][128], const BackwardItems& b,
                               std::int64_t item, int tile) {
-#pragma unroll
-  for (int q = 0; q < 8; ++q) {
-    __stcs(reinterpret_cast<float4*>(to + b.weights_at(item, tile, q, threadIdx.x % 128)),
-           make_float4(d[4 * q], d[4 * q + 1], d[4 * q + 2], d[4 * q + 3]));
-  }
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(
+                   to + b.weights_at(item, tile, 0, 0)),
+               "r"(shared_address(&weights)), "n"(sizeof(weights))
+               : "memory");
 }
+__device__ void stores_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Until what they store may be written again.
+__device__ void stores_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ void stores_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 __device__ float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(0xffffffffu, x, 1));
@@ -165,10 +172,12 @@ __global__ void __launch_bounds__(kThreads, 1) weigh_kernel(const __grid_constan
           const bool counts = (mine >> (e / 4 * 8 + e % 2) & 1) != 0 && lse[half] != -INFINITY;
           s[e] = counts ? exp2f(fmaf(s[e], scale, -lse[half])) : -0.f;
           top_p[half] = fmaxf(top_p[half], s[e]);
-          m.p[buffer][e][threadIdx.x] = s[e];
+          if (e % 4 == 3) {
+            m.p[buffer][e / 4][threadIdx.x] = make_float4(s[e - 3], s[e - 2], s[e - 1], s[e]);
+          }
         }
+        fence_to_products();
         announce<kPair>(kFullP + buffer);
-        store_weights(b.p, s, b, i, t);
       }
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
@@ -180,13 +189,13 @@ __global__ void __launch_bounds__(kThreads, 1) weigh_kernel(const __grid_constan
       meet<kPair>(kTops);
       meet<kPair>(kTopsRead);
     }
-    for (int buffer = 0; buffer < kBuffers; ++buffer) meet<kPair>(kFreeP + buffer);
+    meet<kPair>(kFreeP + static_cast<int>(tile % kBuffers));
   } else {  // dp, delta
     take_registers<232>();
     const int thread = threadIdx.x - 128;
     std::uint32_t d_output[kValueSteps][4];
     float dp[32] = {};
-    for (int buffer = 0; buffer < kBuffers; ++buffer) announce<kPair>(kFreeP + buffer);
+    announce<kPair>(kFreeP);
     for (std::int64_t i = blockIdx.x; i < b.items(); i += gridDim.x) {
       const Item item(b, i);
       float top_output[2], top_dp[2] = {}, delta[2] = {};
@@ -209,17 +218,31 @@ __global__ void __launch_bounds__(kThreads, 1) weigh_kernel(const __grid_constan
         __syncwarp();
         if (lane == 0) arrive(empty + 8 * stage);
         const std::uint64_t mine = mask >> lane % 4 * 2;
+        if (thread == 0) stores_wait_read();  // of the last tile: its buffers are free
+        announce<kPair>(kFreeP + (buffer ^ 1));
         meet<kPair>(kFullP + buffer);
+        if (thread == 0) store_weights(b.p, m.p[buffer], b, i, t);
 #pragma unroll
-        for (int e = 0; e < 32; ++e) {
-          const int half = e / 2 % 2;
-          const bool counts = (mine >> (e / 4 * 8 + e % 2) & 1) != 0 && live[half];
-          if (!counts) dp[e] = 0;
-          delta[half] = fmaf(m.p[buffer][e][thread], dp[e], delta[half]);
-          top_dp[half] = fmaxf(top_dp[half], fabsf(dp[e]));
+        for (int q = 0; q < 8; ++q) {
+          const float4 four = m.p[buffer][q][thread];
+          const float p[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+          for (int e = 4 * q; e < 4 * q + 4; ++e) {
+            const int half = e / 2 % 2;
+            const bool counts = (mine >> (q * 8 + e % 2) & 1) != 0 && live[half];
+            if (!counts) dp[e] = 0;
+            delta[half] = fmaf(p[e % 4], dp[e], delta[half]);
+            top_dp[half] = fmaxf(top_dp[half], fabsf(dp[e]));
+          }
+          m.dp[buffer][q][thread] =
+              make_float4(dp[4 * q], dp[4 * q + 1], dp[4 * q + 2], dp[4 * q + 3]);
         }
-        announce<kPair>(kFreeP + buffer);
-        store_weights(b.dp, dp, b, i, t);
+        fence_to_products();
+        meet<128>(kSums);
+        if (thread == 0) {
+          store_weights(b.dp, m.dp[buffer], b, i, t);
+          stores_commit();
+        }
       }
       meet<kPair>(kTops);
 #pragma unroll
@@ -246,6 +269,7 @@ __global__ void __launch_bounds__(kThreads, 1) weigh_kernel(const __grid_constan
       }
       meet<128>(kSums);
     }
+    if (thread == 0) stores_wait();
   }
 }
 
