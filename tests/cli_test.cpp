@@ -10,6 +10,8 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
+#include "tests/tiny_run.h"
+
 namespace {
 
 struct Outcome {
@@ -67,6 +69,33 @@ TEST(Cli, HelpShowsEveryCommandWithExamples) {
   }
   EXPECT_EQ(winnow("").status, 2);
   EXPECT_EQ(winnow("--version").out.rfind("winnow ", 0), 0u);
+}
+
+// The kind: a fallback that nobody hears of. The newest checkpoint has a bad byte in a weight.
+TEST(Cli, GenerateSaysWhenItReadsAnOlderCheckpoint) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fmt::format("{}/winnow_cli_run_{}", testing::TempDir(), getpid());
+  fs::create_directories(folder);
+  std::ofstream(folder / "text.txt") << winnow::train::tiny_text(4000);
+  nlohmann::json run = winnow::train::tiny_run(folder / "text.txt", folder / "out");
+  run["checkpoint_every"] = 6;
+  std::ofstream(folder / "run.json") << run.dump();
+  EXPECT_EQ(winnow(fmt::format("train {}", (folder / "run.json").string())).status, 0);
+  const std::string generate =
+      fmt::format("generate {} --prompt the --max-tokens 4", (folder / "out").string());
+  const Outcome whole = winnow(generate);
+  EXPECT_EQ(whole.status, 0);
+  EXPECT_EQ(whole.err, "");
+  const fs::path newest = folder / "out/checkpoints/step-00000013/model.safetensors";
+  std::string bytes = read_all(newest);
+  bytes[bytes.size() - 100] = static_cast<char>(bytes[bytes.size() - 100] ^ 1);
+  std::ofstream(newest, std::ios::binary) << bytes;
+  const Outcome older = winnow(generate);
+  EXPECT_EQ(older.status, 0);
+  EXPECT_TRUE(has(older.err, "passed over a damaged checkpoint: [safetensors] " + newest.string()))
+      << older.err;
+  EXPECT_TRUE(has(older.err, "step-00000012\n")) << older.err;
+  fs::remove_all(folder);
 }
 
 TEST(Cli, MistakesNameTheNearestValidWord) {

@@ -49,7 +49,7 @@ TEST_F(TrainSharing, TheLossesFallAndMetricsSayWhoComputes) {
   EXPECT_LT(lines[49]["index_loss"].get<double>(), lines[30]["index_loss"].get<double>());
 
   // What the run leaves is a model that reads, with the weights of its depths.
-  const model::Transformer loaded = load_model(folder_ / "out");
+  const model::Transformer loaded = load_model(folder_ / "out/checkpoints/step-00000070");
   EXPECT_EQ(loaded.config().mtp_depths, 2);
 }
 

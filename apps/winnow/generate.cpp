@@ -30,7 +30,13 @@ struct Options {
 void run_generate(Options& options) {
   WINNOW_CHECK("generate", !options.prompt.empty(),
                "--prompt must hold at least one byte, got \"\"");
-  model::Transformer model = train::load_model(options.checkpoint);
+  std::vector<std::string> damaged;
+  const std::filesystem::path checkpoint = train::find_checkpoint(options.checkpoint, damaged);
+  for (const std::string& error : damaged) {
+    fmt::print(stderr, "passed over a damaged checkpoint: {}\n", error);
+  }
+  if (!damaged.empty()) fmt::print(stderr, "the text is of {}\n", checkpoint.string());
+  model::Transformer model = train::load_model(checkpoint);
   std::vector<std::int32_t> prompt;
   for (char c : options.prompt) prompt.push_back(static_cast<unsigned char>(c));
   if (options.dense) options.generate.mode = attention::AttentionMode::kDense;

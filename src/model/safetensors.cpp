@@ -3,7 +3,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bit>
 #include <cerrno>
+#include <cstring>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -17,6 +19,30 @@ namespace {
 
 constexpr const char* kOperation = "safetensors";
 constexpr std::uint64_t kMaxHeader = 100'000'000;  // bytes; the format's own limit
+
+constexpr const char* kChecksum = "winnow.checksum.";  // in the metadata, before a tensor's name
+
+// Of a tensor's bytes. Every step is a bijection of the state, so what differs in one word alone
+// always differs in the end.
+class Checksum {
+ public:
+  explicit Checksum(std::uint64_t bytes) : state_(bytes) {}
+  // Pieces of a whole number of words, but for the last.
+  void add(const void* data, std::uint64_t bytes) {
+    const char* next = static_cast<const char*>(data);
+    for (; bytes >= 8; bytes -= 8, next += 8) add_word(next, 8);
+    if (bytes > 0) add_word(next, bytes);
+  }
+  std::uint64_t value() const { return state_ ^ (state_ >> 32); }
+
+ private:
+  void add_word(const char* data, std::uint64_t bytes) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, data, bytes);
+    state_ = std::rotl((state_ ^ word) * 0x9e3779b97f4a7c15u, 29);
+  }
+  std::uint64_t state_;
+};
 
 struct DTypeName {
   DType dtype;
@@ -291,7 +317,32 @@ const SafetensorsEntry& SafetensorsFile::entry(const std::string& name) const {
 }
 
 void SafetensorsFile::read_bytes(const SafetensorsEntry& e, void* destination) const {
-  read_at(path_, file_.get(), data_begin_ + e.begin, destination, e.end - e.begin);
+  const std::uint64_t bytes = e.end - e.begin;
+  read_at(path_, file_.get(), data_begin_ + e.begin, destination, bytes);
+  Checksum checksum(bytes);
+  checksum.add(destination, bytes);
+  compare_checksum(e, checksum.value());
+}
+
+void SafetensorsFile::compare_checksum(const SafetensorsEntry& e, std::uint64_t found) const {
+  const auto known = metadata_.find(kChecksum + e.name);
+  if (known == metadata_.end() || known->second == fmt::format("{:016x}", found)) return;
+  corrupt(path_, "the data of tensor {} is not what was written: its checksum is {:016x}, not {}",
+          shown(e.name), found, shown(known->second));
+}
+
+void SafetensorsFile::verify() const {
+  std::vector<char> piece(std::size_t{1} << 20);
+  for (const SafetensorsEntry& e : entries_) {
+    if (!metadata_.contains(kChecksum + e.name)) continue;
+    Checksum checksum(e.end - e.begin);
+    for (std::uint64_t at = e.begin; at < e.end; at += piece.size()) {
+      const std::uint64_t bytes = std::min<std::uint64_t>(piece.size(), e.end - at);
+      read_at(path_, file_.get(), data_begin_ + at, piece.data(), bytes);
+      checksum.add(piece.data(), bytes);
+    }
+    compare_checksum(e, checksum.value());
+  }
 }
 
 Array SafetensorsFile::read(const std::string& name) const {
@@ -321,7 +372,7 @@ void SafetensorsFile::read_into(const std::string& name, const Tensor& destinati
 void write_safetensors(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors,
                        const std::map<std::string, std::string>& metadata) {
   nlohmann::ordered_json header = nlohmann::ordered_json::object();
-  if (!metadata.empty()) header["__metadata__"] = metadata;
+  header["__metadata__"] = metadata;
   std::uint64_t offset = 0;
   for (const NamedTensor& t : tensors) {
     WINNOW_CHECK(kOperation, t.tensor.rank > 0 && t.tensor.contiguous(),
@@ -337,6 +388,9 @@ void write_safetensors(const std::filesystem::path& path, const std::vector<Name
                       {"shape", std::vector<std::int64_t>(t.tensor.shape.begin(),
                                                           t.tensor.shape.begin() + t.tensor.rank)},
                       {"data_offsets", {offset, offset + bytes}}};
+    Checksum checksum(bytes);
+    checksum.add(t.tensor.data, bytes);
+    header["__metadata__"][kChecksum + t.name] = fmt::format("{:016x}", checksum.value());
     offset += bytes;
   }
   std::string text;

@@ -1,6 +1,9 @@
 // Reader and writer of safetensors files: 8 bytes of header length (little-endian), a JSON header
 // {"name": {"dtype", "shape", "data_offsets": [begin, end]}, "__metadata__": {text: text}}, data.
 //
+// Files that winnow writes have a checksum of each tensor among their metadata, and the reader
+// compares it: a bit that flipped on the way is an error that names the tensor.
+//
 // The reader trusts nothing. Every broken rule is a winnow::Error (kCorrupt) that names file, rule
 // and value; memory is asked for only by numbers that were checked against the size of the file.
 #pragma once
@@ -37,10 +40,13 @@ class SafetensorsFile {
   Array read(const std::string& name) const;
   // Into contiguous memory of the same dtype and shape.
   void read_into(const std::string& name, const Tensor& destination) const;
+  // Reads all data and compares its checksums, as far as the file has them.
+  void verify() const;
 
  private:
   const SafetensorsEntry& entry(const std::string& name) const;
   void read_bytes(const SafetensorsEntry& entry, void* destination) const;
+  void compare_checksum(const SafetensorsEntry& entry, std::uint64_t found) const;
 
   std::filesystem::path path_;
   FileDescriptor file_;
@@ -55,7 +61,8 @@ struct NamedTensor {
   Tensor tensor;  // contiguous
 };
 
-// All or nothing: the file appears under its name once all of it is on the disk (base/file.h).
+// With a checksum of each tensor. All or nothing: the file appears under its name once all of it is
+// on the disk (base/file.h).
 void write_safetensors(const std::filesystem::path& path, const std::vector<NamedTensor>& tensors,
                        const std::map<std::string, std::string>& metadata = {});
 

@@ -148,8 +148,10 @@ std::optional<Checkpoint> newest_checkpoint(const fs::path& output,
   std::reverse(all.begin(), all.end());
   for (const fs::path& folder : all) {
     try {
-      const model::SafetensorsFile weights(folder / "model.safetensors");
-      const model::SafetensorsFile moments(folder / "optimizer.safetensors");
+      model::SafetensorsFile(folder / "model.safetensors").verify();
+      model::SafetensorsFile(folder / "optimizer.safetensors").verify();
+      const fs::path health = folder / "health.safetensors";
+      if (fs::exists(health)) model::SafetensorsFile(health).verify();
       return Checkpoint{folder, read_state(folder / "trainer.json")};
     } catch (const Error& error) {
       damaged.push_back(error.what());
@@ -166,23 +168,29 @@ void load_optimizer(const fs::path& file, AdamW& optimizer) {
   load_exactly(file, optimizer.state());
 }
 
-model::Transformer load_model(const fs::path& folder) {
-  fs::path place = folder;
-  if (!fs::exists(place / "config.json")) {
-    std::vector<std::string> damaged;
-    const std::optional<Checkpoint> newest = newest_checkpoint(folder, damaged);
-    if (!newest && !damaged.empty()) throw Error(Status::kCorrupt, damaged.front());
-    if (!newest) {
-      fail(Status::kIo, kOperation,
-           "there is no checkpoint in {}: name the output folder of a run, or a folder with "
-           "config.json and model.safetensors",
-           folder.string());
-    }
-    place = newest->folder;
-  }
-  const json object = parse_file(place / "config.json");
-  model::Transformer model(model::read_model_config(object), DType::kF32, 1);
-  load_parameters(place / "model.safetensors", model.parameters());
+fs::path find_checkpoint(const fs::path& folder, std::vector<std::string>& damaged) {
+  if (fs::exists(folder / "config.json")) return folder;
+  const std::size_t before = damaged.size();
+  const std::optional<Checkpoint> newest = newest_checkpoint(folder, damaged);
+  if (newest) return newest->folder;
+  if (damaged.size() > before) throw Error(Status::kCorrupt, damaged[before]);
+  fail(Status::kIo, kOperation,
+       "there is no checkpoint in {}: name the output folder of a run, or a folder with "
+       "config.json and model.safetensors",
+       folder.string());
+}
+
+TrainerState read_trainer_state(const fs::path& checkpoint) {
+  return read_state(checkpoint / "trainer.json");
+}
+
+model::ModelConfig load_model_config(const fs::path& checkpoint) {
+  return model::read_model_config(parse_file(checkpoint / "config.json"));
+}
+
+model::Transformer load_model(const fs::path& checkpoint) {
+  model::Transformer model(load_model_config(checkpoint), DType::kF32, 1);
+  load_parameters(checkpoint / "model.safetensors", model.parameters());
   return model;
 }
 

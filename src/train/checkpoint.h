@@ -45,8 +45,9 @@ void remove_checkpoints(const std::filesystem::path& output);
 // written does not count.
 bool holds_run(const std::filesystem::path& output);
 
-// The newest whole checkpoint under `output`. A damaged one, which only something else than winnow
-// can have made, is passed over, with its error appended to `damaged`.
+// The newest whole checkpoint under `output`: its files are read and their checksums compared. A
+// damaged one, which only something else than winnow can have made, is passed over, with its error
+// appended to `damaged`.
 std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& output,
                                             std::vector<std::string>& damaged);
 
@@ -54,7 +55,15 @@ std::optional<Checkpoint> newest_checkpoint(const std::filesystem::path& output,
 void load_parameters(const std::filesystem::path& file, ParameterList& parameters);
 void load_optimizer(const std::filesystem::path& file, AdamW& optimizer);
 
-// The model of a checkpoint's folder, or of the newest checkpoint of a run's output folder.
-model::Transformer load_model(const std::filesystem::path& folder);
+// The folder itself if it is a checkpoint's (it has a config.json), or the newest whole checkpoint of
+// a run's output folder, with the errors of those that were passed over appended to `damaged`. None
+// is an error.
+std::filesystem::path find_checkpoint(const std::filesystem::path& folder,
+                                      std::vector<std::string>& damaged);
+
+// What a checkpoint's folder holds: the trainer's state, the model's configuration, the model.
+TrainerState read_trainer_state(const std::filesystem::path& checkpoint);
+model::ModelConfig load_model_config(const std::filesystem::path& checkpoint);
+model::Transformer load_model(const std::filesystem::path& checkpoint);
 
 }  // namespace winnow::train
