@@ -255,6 +255,16 @@ const std::vector<Wrong> kWrong = {
     {"health_negative", [](json& j) { j["health_every"] = -1; }, "health_every must be from 0"},
     {"checkpoint_negative", [](json& j) { j["checkpoint_every"] = -1; }, "got -1"},
     {"seed_negative", [](json& j) { j["seed"] = -1; }, "seed must be from 0"},
+    {"initial_is_output",
+     [](json& j) {
+       j["initial_checkpoint"] = fmt::format("./{}/", j["output"].get<std::string>());
+     },
+     "initial_checkpoint must lie outside output"},
+    {"initial_in_output",
+     [](json& j) {
+       j["initial_checkpoint"] = j["output"].get<std::string>() + "/checkpoints/step-00000004";
+     },
+     "initial_checkpoint must lie outside output"},
     {"output_empty", [](json& j) { j["output"] = ""; }, "output must name a folder"},
     {"plan", [](json& j) { j["plan"] = json::object(); }, "plan is read by winnow plan alone"},
     {"vocabulary", [](json& j) { j["model"]["vocab_size"] = 300; }, "must be 256"},

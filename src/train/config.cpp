@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -22,6 +23,15 @@ constexpr std::int64_t kMaxCount = std::int64_t{1} << 40;
 constexpr std::int64_t kMaxSteps = 99'999'999;  // eight digits: names of checkpoints sort as text
 constexpr double kMtpLossCoefficient = 0.1;
 constexpr std::int64_t kMaxStepTokens = std::int64_t{1} << 36;  // x kMaxSteps is below 2^63
+
+// By the names alone: whether `inner` is the folder `outer` or inside it.
+bool lies_in(const std::filesystem::path& inner, const std::filesystem::path& outer) {
+  const auto plain = [](const std::filesystem::path& path) {
+    return (std::filesystem::absolute(path) / "").lexically_normal();
+  };
+  const std::filesystem::path way = plain(inner).lexically_relative(plain(outer));
+  return !way.empty() && *way.begin() != "..";
+}
 
 const std::vector<std::pair<const char*, AttentionMode>> kModes = {
     {"dense", AttentionMode::kDense},
@@ -328,9 +338,13 @@ TrainConfig read_train_config(const json& object, Purpose purpose, Rules& rules)
   optional(reader, "health_every", c.health_every);
   std::int64_t seed = 1;
   optional(reader, "seed", seed);
+  if (reader.has("initial_checkpoint")) c.initial_checkpoint = reader.string("initial_checkpoint");
   if (run || reader.has("output")) {
     c.output = reader.string("output");
     rules.require(!c.output.empty(), "output", "\"\"", "build/run", "must name a folder");
+    rules.require(c.initial_checkpoint.empty() || !lies_in(c.initial_checkpoint, c.output),
+                  "initial_checkpoint", c.initial_checkpoint, "the output of another run",
+                  "must lie outside output, which this run writes");
   }
   if (run) {
     reader.refuse({"plan"},
@@ -391,6 +405,7 @@ json write_train_config(const TrainConfig& c) {
           {"validate_every", c.validate_every},
           {"health_every", c.health_every},
           {"seed", c.seed},
+          {"initial_checkpoint", c.initial_checkpoint},
           {"output", c.output}};
 }
 

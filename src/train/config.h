@@ -69,6 +69,8 @@ struct TrainConfig {
   std::int64_t validate_every = 0;    // steps; 0: only at the end
   std::int64_t health_every = 0;      // steps; 0: never (train/health.h)
   std::uint64_t seed = 1;
+  // A run's output folder or a checkpoint's, whose weights the run begins with; "": random ones.
+  std::string initial_checkpoint;
   std::string output;  // a folder
 };
 

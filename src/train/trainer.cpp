@@ -13,6 +13,7 @@
 #include "comm/agree.h"
 #include "comm/collectives.h"
 #include "model/cut_batch.h"
+#include "train/initial_weights.h"
 
 namespace winnow::train {
 namespace {
@@ -193,12 +194,14 @@ void Trainer::open_run(Begin begin) {
   open_output();
   if (begin == Begin::kResume || begin == Begin::kResumeOnOtherRanks) {
     restore(begin == Begin::kResumeOnOtherRanks);
-  } else if (begin == Begin::kOver) {
-    remove_checkpoints(output_);
-  } else if (holds_run(output_)) {
-    fail(Status::kInvalidArgument, kOperation,
-         "{} holds a run already: continue it with --resume, or choose another output folder",
-         output_.string());
+  } else {
+    if (begin == Begin::kNew && holds_run(output_)) {
+      fail(Status::kInvalidArgument, kOperation,
+           "{} holds a run already: continue it with --resume, or choose another output folder",
+           output_.string());
+    }
+    if (!config_.initial_checkpoint.empty()) begin_with_weights();
+    if (begin == Begin::kOver) remove_checkpoints(output_);  // once nothing else can fail
   }
   metrics_ = std::make_unique<MetricsLog>(metrics_path(), state_.step);
 }
@@ -235,11 +238,13 @@ void Trainer::open_output() {
 }
 
 void Trainer::restore(bool other_ranks) {
-  const std::optional<Checkpoint> checkpoint = newest_checkpoint(output_, damaged_);
+  std::vector<std::string> damaged;
+  const std::optional<Checkpoint> checkpoint = newest_checkpoint(output_, damaged);
+  note_damaged(damaged);
   if (!checkpoint) {
     fail(Status::kIo, kOperation, "there is no whole checkpoint in {} to resume from{}{}",
-         output_.string(), damaged_.empty() ? ": leave --resume out to begin" : "; the newest: ",
-         damaged_.empty() ? "" : damaged_.front());
+         output_.string(), damaged.empty() ? ": leave --resume out to begin" : "; the newest: ",
+         damaged.empty() ? "" : damaged.front());
   }
   TrainConfig old = checkpoint->state.config;
   if (old.parallel.dp == 0) old.parallel.dp = 1;  // from before there were several processes
@@ -266,6 +271,20 @@ void Trainer::restore(bool other_ranks) {
   }
   state_.step = saved_step_ = checkpoint->state.step;
   state_.train_seconds = checkpoint->state.train_seconds;
+}
+
+void Trainer::begin_with_weights() {
+  const InitialWeights initial = load_initial_weights(config_.initial_checkpoint, model_);
+  note_damaged(initial.damaged);
+  const auto indexers = std::ssize(model::index_layers(config_.model));
+  messages_.push_back(fmt::format("the weights are those of {}; {} of {} indexers are new",
+                                  initial.checkpoint.string(), initial.new_indexers, indexers));
+}
+
+void Trainer::note_damaged(const std::vector<std::string>& errors) {
+  for (const std::string& error : errors) {
+    messages_.push_back("passed over a damaged checkpoint: " + error);
+  }
 }
 
 StepReport Trainer::step() {
@@ -311,13 +330,15 @@ void Trainer::write(const nlohmann::ordered_json& line) {
 
 // A dense stage is measured densely, the others through the selection.
 void Trainer::validate(const Observer& observer) {
-  const StagePosition position = stage_position(config_, state_.step - 1);
-  const StageConfig& stage = config_.stages[position.stage];
-  const bool sparse = stage.attention != AttentionMode::kDense;
+  const StageConfig& stage = config_.stages[stage_position(config_, state_.step - 1).stage];
+  validate(observer, stage.name, stage.attention != AttentionMode::kDense);
+}
+
+void Trainer::validate(const Observer& observer, const std::string& stage, bool sparse) {
   const Evaluation e =
       evaluate(model_, data_, sparse ? AttentionMode::kSparse : AttentionMode::kDense,
                config_.data.validation_windows, sparse, ranks_);
-  nlohmann::ordered_json line = {{"step", state_.step}, {"stage", stage.name}};
+  nlohmann::ordered_json line = {{"step", state_.step}, {"stage", stage}};
   line["validation"] = {{"attention", sparse ? "sparse" : "dense"},
                         {"bits_per_byte", e.bits_per_byte}};
   if (!e.mtp_bits_per_byte.empty()) line["validation"]["mtp_bits_per_byte"] = e.mtp_bits_per_byte;
@@ -356,11 +377,13 @@ void Trainer::save() {
 
 bool Trainer::run(const Observer& observer) {
   if (observer.on_message) {
-    for (const std::string& error : damaged_) {
-      observer.on_message("passed over a damaged checkpoint: " + error);
-    }
+    for (const std::string& message : messages_) observer.on_message(message);
   }
   const std::int64_t total = total_steps(config_);
+  // What the weights can do before this run changes them.
+  if (state_.step == 0 && !config_.initial_checkpoint.empty()) {
+    validate(observer, config_.stages[0].name, false);
+  }
   while (state_.step < total) {
     const StepReport report = step();
     if (observer.on_step) observer.on_step(report);

@@ -85,9 +85,12 @@ class Trainer {
   void open_run(Begin begin);  // on rank 0
   void open_output();
   void restore(bool other_ranks);
+  void begin_with_weights();
+  void note_damaged(const std::vector<std::string>& errors);
   void share_state();
   StepReport step();
   void validate(const Observer& observer);
+  void validate(const Observer& observer, const std::string& stage, bool sparse);
   void measure_health();
   void write(const nlohmann::ordered_json& line);
   void save();
@@ -103,7 +106,7 @@ class Trainer {
   TrainerState state_;
   FileDescriptor lock_;
   std::unique_ptr<MetricsLog> metrics_;  // of rank 0
-  std::vector<std::string> damaged_;     // checkpoints that were passed over
+  std::vector<std::string> messages_;    // of the beginning
   std::int64_t saved_step_ = -1;
 };
 

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <cstring>
 #include <nlohmann/json.hpp>
 #include <span>
 
@@ -202,6 +203,40 @@ TEST_F(MpiTrain, TheCurveIsTheSameInEveryRunAndFromAnyCheckpoint) {
     EXPECT_GT(bytes(one).size(), 1000u);
     EXPECT_EQ(bytes(one), bytes(other));
   }
+}
+
+// Rank 0 alone reads the weights of another run, and all go on from them: the curve repeats, and a
+// warm-up leaves what came in on every rank.
+TEST_F(MpiTrain, WeightsOfAnotherRunAreThoseOfAllRanks) {
+  json dense = run_of("dense");
+  dense["stages"].erase(2);
+  dense["stages"].erase(1);
+  dense["validate_every"] = 6;
+  EXPECT_TRUE(run(dense, Begin::kNew));
+  json adapting = run_of("adapted", context_sizes().back());
+  adapting["stages"].erase(0);
+  adapting["seed"] = 8;
+  // A place that is rank 0's alone: what others would find there does not matter.
+  adapting["initial_checkpoint"] = folder_ / "of_first";
+  if (first()) fs::rename(folder_ / "dense", folder_ / "of_first");
+  json stopped = adapting;
+  stopped["output"] = folder_ / "parts";
+  EXPECT_TRUE(run(adapting, Begin::kNew));
+  EXPECT_FALSE(run(stopped, Begin::kNew, 3));  // the warm-up
+  Trainer trainer(read_train_config(stopped), Begin::kResume, world());
+  model::Transformer before = load_model(folder_ / "of_first/checkpoints/step-00000006");
+  for (const auto& p : before.parameters().all()) {
+    const Tensor was = p->value, now = trainer.model().parameters().find(p->name)->value;
+    const auto bytes = static_cast<std::size_t>(now.elements()) * sizeof(float);
+    EXPECT_EQ(std::memcmp(now.data, was.data, bytes) == 0, !p->indexer) << p->name;
+  }
+  EXPECT_TRUE(trainer.run({}));
+  if (!first()) return;
+  EXPECT_EQ(curve("parts"), curve("adapted"));
+  EXPECT_EQ(curve("adapted")[0]["step"], 0);
+  const json left = curve("of_first").back(), came = curve("adapted")[0];
+  EXPECT_NEAR(came["validation"]["bits_per_byte"].get<double>(),
+              left["validation"]["bits_per_byte"].get<double>(), 1e-12);
 }
 
 TEST_F(MpiTrain, OneRankIsEnoughToStopAll) {
