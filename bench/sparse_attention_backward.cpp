@@ -126,9 +126,9 @@ class SparseAttentionBackwardCase
           top_query = std::max(top_query, std::abs(ref::get(in_.query, i, h, d)));
         for (std::int64_t c = 0; c < in_.dim_v; ++c)
           top_output = std::max(top_output, std::abs(ref::get(d_output_, i, h, c)));
-        row_bound += top_p * (in_.softmax_scale * (top_dp + std::abs(delta) + delta_error) *
-                                  top_query +
-                              top_output);
+        row_bound +=
+            top_p *
+            (in_.softmax_scale * (top_dp + std::abs(delta) + delta_error) * top_query + top_output);
         std::vector<Bounded> query_sums(static_cast<std::size_t>(in_.dim_qk));
         for (std::size_t s = 0; s < count; ++s) {
           const double difference = dp[s] - delta, dz = in_.softmax_scale * p[s] * difference;
@@ -257,7 +257,8 @@ Operation sparse_attention_backward_operation() {
        "sparse_attention_backward rows=3 keys=150 heads=64 dim_qk=512 topk=130 dtype=bf16 wide=1",
        "sparse_attention_backward rows=2 keys=100 heads=100 topk=80 ids=scattered dtype=bf16",
        "sparse_attention_backward rows=300 keys=40 heads=1 topk=3 ids=popular dtype=bf16",
-       "sparse_attention_backward rows=3 keys=90 heads=33 dim_qk=512 topk=0 range=causal dtype=bf16",
+       "sparse_attention_backward rows=3 keys=90 heads=33 dim_qk=512 topk=0 range=causal "
+       "dtype=bf16",
        "sparse_attention_backward rows=4 keys=200 heads=8 topk=150 spread=60 dtype=bf16",
        "sparse_attention_backward rows=1100 keys=40 heads=1 topk=2048 dtype=bf16",
        "sparse_attention_backward rows=0 keys=64 heads=4 dtype=bf16",

@@ -10,8 +10,9 @@ namespace {
 
 constexpr char kName[] = "sparse_attention_backward";
 constexpr const Implementation<SparseAttentionBackwardArgs>* kList[] = {
-    WINNOW_SM90_IMPLEMENTATION(sparse_attention_backward) WINNOW_CUDA_IMPLEMENTATION(
-        sparse_attention_backward) WINNOW_CPU_IMPLEMENTATIONS(sparse_attention_backward) &
+    WINNOW_SM90_IMPLEMENTATION(sparse_attention_backward)
+        WINNOW_CUDA_IMPLEMENTATION(sparse_attention_backward)
+            WINNOW_CPU_IMPLEMENTATIONS(sparse_attention_backward) &
     ref::sparse_attention_backward_implementation};
 
 void check(const SparseAttentionBackwardArgs& a) {

@@ -1,7 +1,6 @@
 // The engine for GPUs: one rank of a group drives one GPU. NCCL moves bytes; like MPI it is never
 // asked to add, since its order is open.
 #include "comm/nccl.h"
-#include "winnow/communicator.h"
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
@@ -10,6 +9,7 @@
 
 #include "base/check.h"
 #include "base/device.h"
+#include "winnow/communicator.h"
 
 namespace winnow {
 namespace {
