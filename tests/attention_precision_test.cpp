@@ -5,10 +5,9 @@
 #include <cmath>
 #include <limits>
 
-#include "attention/layer.h"
 #include "bench/data.h"
 #include "tests/each.h"
-#include "tests/tiny_models.h"
+#include "tests/layer_trial.h"
 #include "winnow/index_scores_at.h"
 #include "winnow/index_topk.h"
 #include "winnow/quantise.h"
@@ -28,29 +27,14 @@ AttentionConfig mxfp8_config() {
 }
 
 // A layer with random weights over one causal sequence of kRows rows.
-struct Trial {
-  AttentionConfig config;
-  ParameterList parameters;
-  RopeTables ropes;
-  Layer layer;
-  Activations activations;
-  Memory memory;
-  Parameter x;
-  std::vector<std::int32_t> positions = std::vector<std::int32_t>(kRows);
-  RowRanges ranges = causal_ranges(kRows);
+struct Trial : LayerTrial {
   Rows rows;
 
-  explicit Trial(const AttentionConfig& c, DType dtype = DType::kF32)
-      : config(c), ropes(c, dtype), layer(config, ropes, parameters, "", dtype) {
-    for (const auto& p : parameters.all()) model::fill_normal(*p, 0.5, 1);
-    x.name = "x";
-    x.value = Array(dtype, {kRows, c.hidden_size});
-    model::fill_normal(x, 1, 2);
+  explicit Trial(const AttentionConfig& c, DType type = DType::kF32) : LayerTrial(c, kRows, type) {
     std::iota(positions.begin(), positions.end(), 0);
-    rows.positions = positions;
-    rows.starts = make_tensor(ranges.starts.data(), DType::kI32, {kRows});
-    rows.ends = make_tensor(ranges.ends.data(), DType::kI32, {kRows});
-    activations.cache.fit(c, dtype, kRows);
+    ranges = causal_ranges(kRows);
+    rows = rows_of(positions, ranges);
+    activations.cache.fit(c, type, kRows);
   }
   const Tensor& ids() const { return activations.core.selected.topk_indices; }
   LayerResult forward(const LayerOptions& options) {

@@ -26,12 +26,10 @@ struct Probe {
   // Scores of the last row against all keys; x [rows, hidden] at the given positions.
   std::vector<double> last_row_scores(const Tensor& x, const std::vector<std::int32_t>& positions) {
     const std::int64_t rows = x.shape[0];
-    const std::vector<std::int32_t> starts(positions.size(), 0),
-        ends(positions.size(), static_cast<std::int32_t>(rows));
-    Rows view;
-    view.positions = positions;
-    view.starts = make_tensor(starts.data(), DType::kI32, {rows});
-    view.ends = make_tensor(ends.data(), DType::kI32, {rows});
+    RowRanges all;
+    all.starts.assign(positions.size(), 0);
+    all.ends.assign(positions.size(), static_cast<std::int32_t>(rows));
+    const Rows view = rows_of(positions, all);
     cache.fit(config, x.dtype, rows);
     indexer.forward(x, x, view, cache, memory);
     Array scores(x.dtype, {rows, rows});
@@ -198,10 +196,7 @@ TEST(Mla, AbsorbedEqualsExpanded) {
   model::fill_normal(x, 1, 2);
   const std::vector<std::int32_t> positions = {0, 1, 2, 3, 4, 5};
   const RowRanges ranges = causal_ranges(rows);
-  Rows view;
-  view.positions = positions;
-  view.starts = make_tensor(ranges.starts.data(), DType::kI32, {rows});
-  view.ends = make_tensor(ranges.ends.data(), DType::kI32, {rows});
+  const Rows view = rows_of(positions, ranges);
   Activations activations;
   activations.cache.fit(c, DType::kF64, rows);
   Memory memory;

@@ -6,9 +6,8 @@
 #include <cstring>
 #include <limits>
 
-#include "attention/layer.h"
 #include "tests/attention_call.h"
-#include "tests/tiny_models.h"
+#include "tests/layer_trial.h"
 #include "winnow/validation.h"
 
 namespace winnow::attention {
@@ -17,33 +16,10 @@ namespace {
 constexpr std::int64_t kMost = 12;  // rows
 
 // One layer with its inputs; what it computes stays in the fields.
-struct Trial {
-  AttentionConfig config;
-  ParameterList parameters;
-  RopeTables ropes;
-  Layer layer;
-  Activations activations;
-  Memory memory;
-  Parameter x;
-  std::vector<std::int32_t> positions;
-  RowRanges ranges;
+struct Trial : LayerTrial {
   Array output, d_output, d_x;
 
-  explicit Trial(const AttentionConfig& c)
-      : config(c), ropes(c, DType::kF32), layer(c, ropes, parameters, "", DType::kF32) {
-    for (const auto& p : parameters.all()) model::fill_normal(*p, 0.5, 1);
-    x.name = "x";
-    x.value = Array(DType::kF32, {kMost, c.hidden_size});
-    model::fill_normal(x, 1, 2);
-  }
-  Rows rows() const {
-    const std::int64_t n = ranges.rows();
-    Rows view;
-    view.positions = positions;
-    view.starts = make_tensor(ranges.starts.data(), DType::kI32, {n});
-    view.ends = make_tensor(ranges.ends.data(), DType::kI32, {n});
-    return view;
-  }
+  explicit Trial(const AttentionConfig& c) : LayerTrial(c, kMost, DType::kF32) {}
   // Forward and backward; returns the certificate.
   bool run(AttentionMode mode, bool hold = false) {
     const std::int64_t n = ranges.rows();
@@ -59,8 +35,9 @@ struct Trial {
     LayerOptions options;
     options.mode = mode;
     options.hold_selection = hold;
-    layer.forward(in, rows(), options, activations.kept(), memory, output);
-    layer.backward(in, rows(), options, activations.kept(), d_output, d_x, {}, memory);
+    layer.forward(in, rows_of(positions, ranges), options, activations.kept(), memory, output);
+    layer.backward(in, rows_of(positions, ranges), options, activations.kept(), d_output, d_x, {},
+                   memory);
     return activations.core.selected.rows_nonempty;
   }
 };

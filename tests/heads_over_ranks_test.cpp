@@ -38,10 +38,7 @@ struct Call {
     std::vector<std::int32_t> positions(kRows);
     std::iota(positions.begin(), positions.end(), 0);
     const RowRanges ranges = causal_ranges(kRows);
-    Rows rows;
-    rows.positions = positions;
-    rows.starts = make_tensor(ranges.starts.data(), DType::kI32, {kRows});
-    rows.ends = make_tensor(ranges.ends.data(), DType::kI32, {kRows});
+    const Rows rows = rows_of(positions, ranges);
     LayerOptions options;
     options.mode = mode;
     options.index_loss = options.index_gradient = options.measure_selection = true;

@@ -1,12 +1,9 @@
-// Training on packed documents: what is read, that documents see themselves alone, and that losses
-// and gradients depend neither on the packing nor on the cut into micro-batches.
-#include <algorithm>
+// Training on packed documents: documents see themselves alone, and losses and gradients depend neither
+// on the packing nor on the cut into micro-batches. What is read: tests/packed_data_test.cpp.
 #include <cmath>
-#include <numeric>
-#include <set>
 
+#include "tests/packed_documents.h"
 #include "tests/tiny_models.h"
-#include "tests/train_fixture.h"
 #include "winnow/threads.h"
 
 namespace winnow::train {
@@ -15,76 +12,7 @@ namespace {
 using attention::AttentionMode;
 using nlohmann::json;
 
-constexpr const char* kSeparator = "|\n";
-
-class PackedTraining : public TrainTest {
- protected:
-  // 60 documents of 3 to 62 bytes, separators included, of words.
-  PackedTraining() {
-    const std::string words = tiny_text(4000);
-    std::size_t at = 0;
-    for (std::size_t i = 0; i < 60; ++i) {
-      const std::size_t length = 1 + (i * i * 7 + i * 3) % 60;
-      documents_.push_back(words.substr(at, length) + kSeparator);
-      at += length;
-    }
-    for (const std::string& document : documents_) joined_ += document;
-    text_ = write("documents.txt", joined_);
-  }
-
-  json run_of(const std::string& output) const {
-    json run = tiny_run(text_, folder_ / output);
-    run["data"]["documents"] = {{"separator", kSeparator}};
-    return run;
-  }
-  TextData data_of(const json& run) const { return TextData(read_train_config(run).data); }
-
-  // The documents as pieces of at most context + 1 bytes, each beginning with the last byte of the
-  // one before it.
-  static std::vector<std::string> pieces_of(const std::vector<std::string>& documents,
-                                            std::size_t context) {
-    std::vector<std::string> pieces;
-    for (const std::string& document : documents) {
-      for (std::size_t begin = 0; begin + 1 < document.size(); begin += context) {
-        pieces.push_back(document.substr(begin, context + 1));
-      }
-    }
-    return pieces;
-  }
-
-  // Every sequence of a batch that has rows, with its last target.
-  static std::vector<std::string> read_back(const model::Batch& batch) {
-    std::vector<std::string> all;
-    for (std::size_t g = 0; g + 1 < batch.cu_seqlens.size(); ++g) {
-      std::string text;
-      for (auto row = static_cast<std::size_t>(batch.cu_seqlens[g]);
-           row < static_cast<std::size_t>(batch.cu_seqlens[g + 1]) && batch.targets[row] >= 0;
-           ++row) {
-        if (text.empty()) text += static_cast<char>(batch.tokens[row]);
-        EXPECT_EQ(static_cast<char>(batch.tokens[row]), text.back());
-        text += static_cast<char>(batch.targets[row]);
-      }
-      if (!text.empty()) all.push_back(text);
-    }
-    return all;
-  }
-
-  // Of how many documents the training part consists.
-  std::size_t trained(const TextData& data) const {
-    std::size_t bytes = 0, n = 0;
-    while (bytes < data.training().size()) bytes += documents_[n++].size();
-    EXPECT_EQ(bytes, data.training().size());
-    return n;
-  }
-
-  std::vector<std::string> documents_;
-  std::string joined_;
-};
-
-std::vector<std::string> sorted(std::vector<std::string> all) {
-  std::sort(all.begin(), all.end());
-  return all;
-}
+class PackedTraining : public PackedDocumentsTest {};
 
 std::vector<std::vector<double>> gradients_of(model::Transformer& model) {
   std::vector<std::vector<double>> all;
@@ -106,94 +34,6 @@ void expect_near(const std::vector<std::vector<double>>& a,
   }
 }
 double bound_of(std::int64_t rows) { return 20 * static_cast<double>(rows) * 0x1p-24; }
-
-TEST_F(PackedTraining, EveryDocumentIsReadOnceAnEpochInAnOrderOfItsOwn) {
-  json run = run_of("out");
-  run["data"]["batch_sequences"] = 1;
-  const TextData data = data_of(run);
-  const std::size_t training = trained(data);
-  const std::vector<std::string> pieces = pieces_of(
-      {documents_.begin(), documents_.begin() + static_cast<std::ptrdiff_t>(training)}, 24);
-  std::vector<std::int64_t> lengths;
-  for (const std::string& piece : pieces) {
-    lengths.push_back(static_cast<std::int64_t>(piece.size()) - 1);
-  }
-  const std::int64_t epoch = std::ssize(pack_documents(lengths, {24, 24}));
-  ASSERT_GT(epoch, 20);
-  std::set<std::vector<std::string>> orders;
-  for (std::int64_t n = 0; n < 4; ++n) {
-    std::vector<std::string> order;
-    for (std::int64_t step = n * epoch; step < (n + 1) * epoch; ++step) {
-      const std::vector<std::string> pack = read_back(data.training_batch(5, step, 0, 1));
-      order.insert(order.end(), pack.begin(), pack.end());
-    }
-    EXPECT_EQ(sorted(order), sorted(pieces));
-    orders.insert(order);
-  }
-  EXPECT_EQ(orders.size(), 4u);
-  EXPECT_NE(data.training_batch(5, 0, 0, 1).tokens, data.training_batch(6, 0, 0, 1).tokens);
-
-  // Packs are full: hardly a row in ten is padding.
-  std::int64_t real = 0;
-  for (std::int64_t step = 0; step < epoch; ++step) real += data.training_targets(5, step, 0);
-  EXPECT_EQ(real, std::accumulate(lengths.begin(), lengths.end(), std::int64_t{0}));
-  EXPECT_GT(real, epoch * 24 * 9 / 10);
-}
-
-TEST_F(PackedTraining, HeldOutDocumentsAreWholeAndNeverTrainedOn) {
-  const TextData data = data_of(run_of("out"));
-  const std::size_t training = trained(data);
-  EXPECT_GE(data.validation().size() * 5, joined_.size());  // a share of 0.2 at least
-  EXPECT_LE((data.validation().size() - documents_[training].size()) * 5, joined_.size());
-  const std::int64_t windows = data.validation_windows();
-  const model::Batch all = data.validation_batch(0, windows);
-  EXPECT_EQ(all.ranges.rows(), windows * 24);
-  EXPECT_EQ(
-      sorted(read_back(all)),
-      sorted(pieces_of(
-          {documents_.begin() + static_cast<std::ptrdiff_t>(training), documents_.end()}, 24)));
-  // Window 0 has the longest; the others are the same however they are asked for.
-  std::size_t longest = 0;
-  for (const std::string& piece : read_back(all)) longest = std::max(longest, piece.size());
-  EXPECT_EQ(read_back(data.validation_batch(0, 1))[0].size(), longest);
-  std::vector<std::int32_t> tokens;
-  for (std::int64_t w = 0; w < windows; ++w) {
-    const std::vector<std::int32_t> one = data.validation_batch(w, 1).tokens;
-    tokens.insert(tokens.end(), one.begin(), one.end());
-  }
-  EXPECT_EQ(tokens, all.tokens);
-}
-
-TEST_F(PackedTraining, AStepIsTheSameHoweverItIsCut) {
-  json run = run_of("out");
-  run["data"]["batch_sequences"] = 6;
-  run["data"]["documents"]["max_documents"] = 3;
-  run["data"]["documents"]["length_multiple"] = 4;
-  const TextData data = data_of(run);
-  for (const std::int64_t step : {0, 3, 77}) {
-    const model::Batch whole = data.training_batch(7, step, 0, 6);
-    EXPECT_EQ(whole.cu_seqlens.size(), 6u * 4 + 1);
-    EXPECT_EQ(whole.cu_seqlens.back(), 6 * 24);
-    for (const std::int64_t boundary : whole.cu_seqlens) EXPECT_EQ(boundary % 4, 0);
-    model::Batch joined;
-    for (std::int64_t n = 0; n < 6; ++n) {
-      const model::Batch part = data.training_batch(7, step, n, 1);
-      joined.tokens.insert(joined.tokens.end(), part.tokens.begin(), part.tokens.end());
-      joined.targets.insert(joined.targets.end(), part.targets.begin(), part.targets.end());
-      joined.positions.insert(joined.positions.end(), part.positions.begin(), part.positions.end());
-      for (std::size_t row = 0; row < 24; ++row) {
-        const auto shift = part.targets[row] < 0 ? 0 : static_cast<std::int32_t>(n * 24);
-        joined.ranges.starts.push_back(part.ranges.starts[row] + shift);
-        joined.ranges.ends.push_back(part.ranges.ends[row] + shift);
-      }
-    }
-    EXPECT_EQ(joined.tokens, whole.tokens);
-    EXPECT_EQ(joined.targets, whole.targets);
-    EXPECT_EQ(joined.positions, whole.positions);
-    EXPECT_EQ(joined.ranges.starts, whole.ranges.starts);
-    EXPECT_EQ(joined.ranges.ends, whole.ranges.ends);
-  }
-}
 
 // F5: a row sees its own document, no id crosses a boundary, and padding selects nothing.
 TEST_F(PackedTraining, F5NoIdCrossesABoundary) {
@@ -542,60 +382,6 @@ TEST_F(PackedTraining, EvaluationIsOverDocuments) {
   EXPECT_NEAR(sparse.keys_read_mean, read_mean / rows, 1e-12);
   EXPECT_NEAR(sparse.keys_read_fraction, read_last / documents, 1e-12);
   EXPECT_NEAR(sparse.attention_mass_caught[0], caught / above, 1e-12);
-}
-
-TEST_F(PackedTraining, AFolderIsReadFileByFile) {
-  const std::filesystem::path folder = folder_ / "corpus";
-  std::filesystem::create_directories(folder / "b");
-  std::filesystem::create_directories(folder / ".hidden");
-  write("corpus/c.txt", "third");
-  write("corpus/a.txt", "first");
-  write("corpus/b/x.txt", "second|other|");
-  write("corpus/d.txt", "held out");
-  write("corpus/.hidden/y.txt", "never");
-  write("corpus/.z", "never");
-  json run = run_of("out");
-  run["data"]["path"] = folder.string();
-  run["data"]["documents"] = json::object();  // each file is a document
-  run["data"]["batch_sequences"] = 2;
-  const TextData data = data_of(run);
-  EXPECT_EQ(sorted(read_back(data.training_batch(1, 0, 0, 1))),
-            (std::vector<std::string>{"first", "second|other|", "third"}));
-  EXPECT_EQ(read_back(data.validation_batch(0, 1)), (std::vector<std::string>{"held out"}));
-  run["data"]["documents"]["separator"] = "|";
-  EXPECT_EQ(sorted(read_back(data_of(run).training_batch(1, 0, 0, 1))),
-            (std::vector<std::string>{"first", "other|", "second|", "third"}));
-  // Where a file ends is part of what a run must find again.
-  const std::uint64_t before = data.fingerprint();
-  write("corpus/a.txt", "first|");
-  write("corpus/b/x.txt", "second|other");
-  EXPECT_NE(data_of(run).fingerprint(), before);
-  write("corpus/a.txt", "firs");
-  write("corpus/b/x.txt", "tsecond|other|");
-  EXPECT_NE(data_of(run).fingerprint(), before);
-
-  run["data"].erase("documents");
-  EXPECT_TRUE(has(error_of(Status::kIo, [&] { data_of(run); }), "is a folder"));
-}
-
-TEST_F(PackedTraining, SeparatorsBelongToTheDocumentThatTheyEnd) {
-  json run = run_of("out");
-  run["data"]["path"] = write("gaps.txt", "ab||||c|d||ef|held out").string();
-  run["data"]["documents"] = {{"separator", "||"}};
-  run["data"]["batch_sequences"] = 1;
-  EXPECT_EQ(sorted(read_back(data_of(run).training_batch(1, 0, 0, 1))),
-            (std::vector<std::string>{"ab||||", "c|d||"}));
-}
-
-TEST_F(PackedTraining, TooFewDocumentsAreSaid) {
-  json run = run_of("out");
-  for (const char* text : {"", "one document", "a|b|c|d", "|"}) {
-    run["data"]["path"] = write("few.txt", text).string();
-    run["data"]["documents"]["separator"] = text == std::string("a|b|c|d") ? "" : "|";
-    EXPECT_TRUE(has(error_of(Status::kInvalidArgument, [&] { data_of(run); }),
-                    "must hold documents of at least 2 bytes"))
-        << text;
-  }
 }
 
 }  // namespace

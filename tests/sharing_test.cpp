@@ -139,10 +139,7 @@ TEST(Sharing, E1TheRoleIsOfTheCall) {
   const RowRanges ranges = causal_ranges(kRows);
   std::vector<std::int32_t> positions(kRows);
   std::iota(positions.begin(), positions.end(), 0);
-  Rows rows;
-  rows.positions = positions;
-  rows.starts = make_tensor(ranges.starts.data(), DType::kI32, {kRows});
-  rows.ends = make_tensor(ranges.ends.data(), DType::kI32, {kRows});
+  const attention::Rows rows = attention::rows_of(positions, ranges);
   Parameter x;
   x.value = Array(DType::kF32, {kRows, config.hidden_size});
   fill_normal(x, 1, 2);

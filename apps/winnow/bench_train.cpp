@@ -5,13 +5,11 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "apps/winnow/commands.h"
 #include "bench/training_step.h"
 #include "comm/collectives.h"
-#include "comm/launch.h"
 #include "model/cut_batch.h"
 #include "winnow/threads.h"
 
@@ -108,7 +106,7 @@ void report(const Options& options, const Line& line, const Line& base) {
 
 // On one process: what sharing and recomputation do. On several: what they do together, against
 // what the first of them does alone while the others wait.
-void run(const Options& options, Communicator& world) {
+int run(const Options& options, Communicator& world) {
   const bool first = world.rank() == 0;
   if (first && !options.json) {
     fmt::print("{} layers over one sequence of {} tokens, topk {}, {} thread{}\n\n", options.layers,
@@ -129,7 +127,7 @@ void run(const Options& options, Communicator& world) {
       const Line line = measure(options, name, 1, recompute, world);
       if (first) report(options, line, base);
     }
-    return;
+    return 0;
   }
   Line base;
   for (const std::int64_t topk_freq : {1, 2, 4}) {
@@ -140,6 +138,7 @@ void run(const Options& options, Communicator& world) {
   }
   report(options, measure(options, "recompute full", 1, full, world), base);
   report(options, measure(options, "recompute full, reuse_checkpoint_topk", 1, reuse, world), base);
+  return 0;
 }
 
 }  // namespace
@@ -175,16 +174,7 @@ Examples:
   winnow bench train --json | jq .indexer_share_of_first
   mpirun -n 4 winnow bench train               four ranks share the context)");
   command->callback([options, command] {
-    const bool threads_given =
-        command->count("--threads") > 0 || std::getenv("WINNOW_NUM_THREADS") != nullptr;
-    const int status = comm::run_ranks(
-        [&](Communicator& world) {
-          if (!threads_given) comm::share_threads(world);
-          run(*options, world);
-          return 0;
-        },
-        print_error);
-    if (status != 0) throw Exit{status};
+    run_on_ranks(*command, [&](Communicator& world) { return run(*options, world); });
   });
 }
 

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <CLI/CLI.hpp>
+#include <functional>
 #include <stdexcept>
 #include <string>
 
+#include "winnow/communicator.h"
 #include "winnow/tensor.h"
 
 namespace winnow::app {
@@ -30,8 +32,10 @@ struct Exit {
   int status = 0;
 };
 
-// A line on standard error, after all that was printed before.
-void print_error(const std::string& message);
+// Runs the command on all processes that were started together (comm/launch.h). Those on the same
+// processors share them, unless --threads or the environment says how many a process has. A status
+// other than 0 is thrown as Exit.
+void run_on_ranks(const CLI::App& command, const std::function<int(Communicator&)>& body);
 
 // --threads N; takes effect while the command line is read.
 void add_threads_option(CLI::App& command);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <new>
 
@@ -12,15 +13,33 @@
 #include "base/run_first.h"
 #include "base/text.h"
 #include "bench/case.h"
+#include "comm/launch.h"
 #include "winnow/error.h"
 #include "winnow/implementations.h"
 #include "winnow/threads.h"
 
 namespace winnow::app {
 
+namespace {
+
+// After all that was printed before.
 void print_error(const std::string& message) {
   std::fflush(stdout);
   fmt::print(stderr, "winnow: {}\n", message);
+}
+
+}  // namespace
+
+void run_on_ranks(const CLI::App& command, const std::function<int(Communicator&)>& body) {
+  const bool threads_given =
+      command.count("--threads") > 0 || std::getenv("WINNOW_NUM_THREADS") != nullptr;
+  const int status = comm::run_ranks(
+      [&](Communicator& world) {
+        if (!threads_given) comm::share_threads(world);
+        return body(world);
+      },
+      print_error);
+  if (status != 0) throw Exit{status};
 }
 
 void add_threads_option(CLI::App& command) {

@@ -2,12 +2,9 @@
 // many as mpirun starts.
 #include <fmt/format.h>
 
-#include <cstdlib>
-
 #include "apps/winnow/commands.h"
 #include "apps/winnow/interrupt.h"
 #include "comm/agree.h"
-#include "comm/launch.h"
 #include "train/progress.h"
 #include "train/trainer.h"
 #include "winnow/threads.h"
@@ -30,7 +27,6 @@ struct Options {
   std::string config;
   bool resume = false;
   bool other_ranks = false;
-  bool threads_given = false;
   train::ParallelConfig parallel{0, 0};  // 0: as the configuration says
 };
 
@@ -65,7 +61,6 @@ std::string resume_text(const Communicator& world, const Options& options) {
 
 // On every rank; the first one talks.
 int train_on(Communicator& world, const Options& options) {
-  if (!options.threads_given) comm::share_threads(world);
   train::Trainer trainer(comm::together(world, [&] { return config_of(options); }),
                          begin_of(options), world);
   const bool first = world.rank() == 0;
@@ -121,11 +116,7 @@ void add_train(CLI::App& app) {
   add_threads_option(*command);
   command->footer(kFooter);
   command->callback([options, command] {
-    options->threads_given =
-        command->count("--threads") > 0 || std::getenv("WINNOW_NUM_THREADS") != nullptr;
-    const int status = comm::run_ranks(
-        [&](Communicator& world) { return train_on(world, *options); }, print_error);
-    if (status != 0) throw Exit{status};
+    run_on_ranks(*command, [&](Communicator& world) { return train_on(world, *options); });
   });
 }
 

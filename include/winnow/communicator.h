@@ -1,9 +1,10 @@
 // A group of processes (ranks) that exchange data.
 //
 // Every member calls the same functions in the same order, with the same sizes; a call returns when
-// this rank's part of it is done (on a GPU: queued). What breaks a rule of its own arguments is winnow::Error. In
-// validation mode (validation.h) the ranks compare their calls first, and the one that differs is
-// named on all of them; without it a call that others do not make waits for ever, as is usual.
+// this rank's part of it is done (on a GPU: queued). What breaks a rule of its own arguments is
+// winnow::Error. In validation mode (validation.h) the ranks compare their calls first, and the one
+// that differs is named on all of them; without it a call that others do not make waits for ever,
+// as is usual.
 //
 // A group belongs to one thread. Buffers lie on its device and must not overlap; they may be larger
 // than 2^31 bytes. Data only moves here: sums have their order from src/comm/collectives.h.

@@ -58,15 +58,6 @@ std::int64_t power_of_two_below(std::int64_t value) {
   return power;
 }
 
-std::int64_t divisor_below(std::int64_t of, std::int64_t value) {
-  while (of % value != 0) --value;
-  return value;
-}
-
-std::int64_t multiple_above(std::int64_t value, std::int64_t step) {
-  return std::max<std::int64_t>(1, (value + step - 1) / step) * step;
-}
-
 bool power_of_two(std::int64_t value) { return (value & (value - 1)) == 0; }
 
 void check_pools(const IndexerConfig& c, bool topk, Checker& rules) {
@@ -179,8 +170,7 @@ void check(const AttentionConfig& c, Rules& all) {
     rules.size("q_lora_rank", c.q_lora_rank, 0);
     const bool latent = rules.size("kv_lora_rank", c.kv_lora_rank);
     if (heads && latent && rope) {
-      rules.width("heads", c.heads, "kv_lora_rank + qk_rope_head_dim",
-                  c.kv_lora_rank + c.qk_rope_head_dim);
+      rules.width("heads", c.heads, "kv_lora_rank + qk_rope_head_dim", c.dim_qk());
     }
     rules.positive("latent_norm_epsilon", c.latent_norm_epsilon, 1e-6);
   } else if (rules.size("kv_heads", c.kv_heads) && heads) {

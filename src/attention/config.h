@@ -95,6 +95,11 @@ struct AttentionConfig {
 
   // Whether positions turn anything.
   bool rotates() const { return qk_rope_head_dim > 0 || indexer.rope_dim > 0; }
+  // Channels of a head as the attention reads them, latent ones for MLA: of query and key, of value.
+  std::int64_t dim_qk() const {
+    return (kind == AttentionKind::kMla ? kv_lora_rank : qk_nope_head_dim) + qk_rope_head_dim;
+  }
+  std::int64_t dim_v() const { return kind == AttentionKind::kMla ? kv_lora_rank : v_head_dim; }
   // (qk_nope_head_dim + qk_rope_head_dim)^-0.5
   double softmax_scale() const;
 };

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "base/check.h"
+#include "base/hash.h"
 #include "comm/collectives.h"
 #include "nn/rows.h"
 
@@ -53,12 +54,12 @@ ContextGroup::ContextGroup(Communicator& ranks, ContextTables tables, std::int64
 void ContextGroup::check_agreement() const {
   struct Part {
     std::int64_t rows = 0;
-    std::uint64_t sequences = 14695981039346656037u;  // FNV-1a of their boundaries
+    std::uint64_t sequences = kHashBegin;  // of their boundaries
   };
   Part mine;
   mine.rows = rows();
   for (const std::int64_t boundary : tables_.cu_seqlens()) {
-    mine.sequences = (mine.sequences ^ static_cast<std::uint64_t>(boundary)) * 1099511628211u;
+    mine.sequences = hash_with(mine.sequences, static_cast<std::uint64_t>(boundary));
   }
   std::vector<Part> all(static_cast<std::size_t>(ranks_.size()));
   comm::all_gather(ranks_, std::span<const Part>(&mine, 1), std::span(all));

@@ -177,10 +177,9 @@ Layer::Keys Layer::keys_of(const KeyCache& cache, const Rows& rows) const {
 void Layer::core_attention(const Rows& rows, const Keys& keys, const Kept& kept,
                            Memory& memory) const {
   const std::int64_t n = rows.count();
-  const std::int64_t dim_v = c_.kind == AttentionKind::kMla ? c_.kv_lora_rank : c_.v_head_dim;
   CoreActivations& core = kept.core;
   attend(rows, keys, kept.query.query, core.sparse ? core.selected : Selection(),
-         core.attended.fit(dtype_, {n, c_.heads, dim_v}), core.lse.fit(dtype_, {n, c_.heads}),
+         core.attended.fit(dtype_, {n, c_.heads, c_.dim_v()}), core.lse.fit(dtype_, {n, c_.heads}),
          memory);
 }
 
@@ -221,14 +220,11 @@ double Layer::pairs(const Rows& rows, const Selection& selection) {
 }
 
 double Layer::logit_flops(double pairs) const {
-  const bool mla = c_.kind == AttentionKind::kMla;
-  const std::int64_t dim_qk = (mla ? c_.kv_lora_rank : c_.qk_nope_head_dim) + c_.qk_rope_head_dim;
-  return 2 * pairs * static_cast<double>(c_.heads * dim_qk);
+  return 2 * pairs * static_cast<double>(c_.heads * c_.dim_qk());
 }
 
 double Layer::attention_flops(double pairs) const {
-  const std::int64_t dim_v = c_.kind == AttentionKind::kMla ? c_.kv_lora_rank : c_.v_head_dim;
-  return logit_flops(pairs) + 2 * pairs * static_cast<double>(c_.heads * dim_v);
+  return logit_flops(pairs) + 2 * pairs * static_cast<double>(c_.heads * c_.dim_v());
 }
 
 double Layer::index_flops(double pairs) const {

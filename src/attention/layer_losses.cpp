@@ -1,7 +1,6 @@
 // What the indexer of a layer learns from, and how well it does: its losses with their gradients,
 // and the share of the dense attention that a selection catches.
 #include <span>
-#include <tuple>
 
 #include "attention/layer.h"
 #include "base/arithmetic.h"
@@ -123,7 +122,8 @@ double Layer::mass_caught(const Rows& rows, const Keys& keys, const LayerOptions
   targets(rows, keys, options, dense_lse, kept, memory);
   const std::int64_t parts = options.head_ranks == nullptr ? 1 : options.head_ranks->size();
   const auto heads = static_cast<double>(parts * c_.heads);
-  double total = 0, counted = 0;
+  double sums[] = {0, 0};
+  auto& [total, counted] = sums;
   const Tensor& target = memory.target;
   for (std::int64_t i = 0; i < rows.count(); ++i) {
     if (row_range(rows.starts, rows.ends, i, rows.keys()).length() <= target.shape[1]) continue;
@@ -131,9 +131,7 @@ double Layer::mass_caught(const Rows& rows, const Keys& keys, const LayerOptions
     ++counted;
   }
   if (rows.context != nullptr) {
-    double sums[] = {total, counted};
     comm::sum(rows.context->ranks(), std::span<double>(sums));
-    std::tie(total, counted) = std::pair(sums[0], sums[1]);
   }
   return counted == 0 ? 1 : total / counted;
 }

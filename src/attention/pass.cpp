@@ -2,13 +2,21 @@
 
 namespace winnow::attention {
 
+Rows rows_of(std::span<const std::int32_t> positions, const RowRanges& ranges) {
+  Rows view;
+  view.positions = positions;
+  view.starts = make_tensor(ranges.starts.data(), DType::kI32, {ranges.rows()});
+  view.ends = make_tensor(ranges.ends.data(), DType::kI32, {ranges.rows()});
+  return view;
+}
+
 void KeyCache::fit(const AttentionConfig& config, DType dtype, std::int64_t capacity,
                    bool indexer) {
   if (config.kind == AttentionKind::kMla) {
-    key.fit(dtype, {capacity, 1, config.kv_lora_rank + config.qk_rope_head_dim});
+    key.fit(dtype, {capacity, 1, config.dim_qk()});
   } else {
-    key.fit(dtype, {capacity, config.kv_heads, config.qk_nope_head_dim + config.qk_rope_head_dim});
-    value.fit(dtype, {capacity, config.kv_heads, config.v_head_dim});
+    key.fit(dtype, {capacity, config.kv_heads, config.dim_qk()});
+    value.fit(dtype, {capacity, config.kv_heads, config.dim_v()});
   }
   if (!indexer) return;
   const IndexerConfig& i = config.indexer;

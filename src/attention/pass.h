@@ -8,6 +8,7 @@
 #include "attention/config.h"
 #include "attention/context_group.h"
 #include "nn/rope.h"
+#include "winnow/layout.h"
 
 namespace winnow::attention {
 
@@ -35,6 +36,9 @@ struct Rows {
   std::int64_t count() const { return static_cast<std::int64_t>(positions.size()); }
   std::int64_t keys() const { return context != nullptr ? context->keys() : first_key + count(); }
 };
+
+// A view of them: all keys there are, no pools.
+Rows rows_of(std::span<const std::int32_t> positions, const RowRanges& ranges);
 
 // What a layer keeps of the rows it has seen, as later rows need it: after norms and RoPE.
 struct KeyCache {

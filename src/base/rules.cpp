@@ -36,4 +36,15 @@ void Rules::broken(Violation violation) {
   if (!about_nothing) violations_.push_back(std::move(violation));
 }
 
+std::int64_t multiple_above(std::int64_t value, std::int64_t step) {
+  return std::max<std::int64_t>(1, (value + step - 1) / step) * step;
+}
+
+std::int64_t divisor_below(std::int64_t of, std::int64_t value) {
+  value = std::clamp<std::int64_t>(value, 1, std::max<std::int64_t>(of, 1));
+  constexpr std::int64_t kTries = 1 << 20;
+  for (std::int64_t i = 0; i < kTries && value > 1 && of % value != 0; ++i) --value;
+  return of % value == 0 ? value : 1;
+}
+
 }  // namespace winnow

@@ -6,6 +6,7 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
@@ -49,5 +50,10 @@ class Rules {
   std::vector<Violation> violations_;
   std::vector<std::string> unread_;
 };
+
+// Valid neighbours. The nearest multiple of `step`, from `step` on, at or above `value`.
+std::int64_t multiple_above(std::int64_t value, std::int64_t step);
+// The largest divisor of `of` that is at most `value`; 1 where none is found near it.
+std::int64_t divisor_below(std::int64_t of, std::int64_t value);
 
 }  // namespace winnow

@@ -2,9 +2,7 @@
 // additions in the order of the ranks.
 #pragma once
 
-#include <array>
 #include <memory>
-#include <vector>
 
 #include "winnow/communicator.h"
 

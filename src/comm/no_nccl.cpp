@@ -12,8 +12,7 @@ std::unique_ptr<Communicator> nccl_communicator(Communicator&, Device, Stream) {
 const std::string& nccl_refusal() {
   static const std::string refusal =
       "this winnow was built without NCCL: configure with -DWINNOW_CUDA=ON and "
-      "-DWINNOW_NCCL_ROOT=..., "
-      "a folder with include/nccl.h and lib/libnccl.so.2";
+      "-DWINNOW_NCCL_ROOT=..., a folder with include/nccl.h and lib/libnccl.so.2";
   return refusal;
 }
 

@@ -25,8 +25,8 @@ class KeyOrder {
   void sort(const char* operation, const SlotLists& lists, std::int64_t first, std::int64_t rows,
             cudaStream_t stream);
   const std::int32_t* counts() const { return counts_; }
-  // The sorted entries; those of key j of group g are [begins[i], begins[i + 1]), i = g (keys + 1) + j,
-  // which `find_keys` fills in: begins holds keys + 1 numbers for each group.
+  // The sorted entries; those of key j of group g are [begins[i], begins[i + 1]), with i =
+  // g (keys + 1) + j, which `find_keys` fills in: begins holds keys + 1 numbers for each group.
   const std::uint32_t* entries() const { return entry_[0]; }
   void find_keys(const char* operation, std::uint32_t* begins, cudaStream_t stream) const;
 

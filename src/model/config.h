@@ -49,8 +49,9 @@ std::vector<std::int64_t> index_layers(const ModelConfig& config);
 
 // Keys are the field names above, with "attention" and "attention.indexer" as nested objects. Every
 // key that applies is required, but for vocab_size, q_lora_rank (0) and the keys of precision, pools,
-// sharing and multi-token prediction; what rotates applies where a rotary width is above 0. Unknown keys are refused by name with the nearest valid one; keys of the
-// other kind of attention, missing keys, wrong types and broken rules by name and value.
+// sharing and multi-token prediction; what rotates applies where a rotary width is above 0. Unknown
+// keys are refused by name with the nearest valid one; keys of the other kind of attention, missing
+// keys, wrong types and broken rules by name and value.
 ModelConfig read_model_config(const nlohmann::json& json);
 ModelConfig read_model_config(const nlohmann::json& json, Rules& rules);
 nlohmann::json write_model_config(const ModelConfig& config);

@@ -111,9 +111,7 @@ Tensor Decoder::read(std::span<const std::int32_t> tokens) {
   const RowRanges ranges = causal_ranges(count, length_);
   PassState& state = *pass_.state_;
   attention::Rows& rows = state.rows;
-  rows.positions = positions_;
-  rows.starts = make_tensor(ranges.starts.data(), DType::kI32, {count});
-  rows.ends = make_tensor(ranges.ends.data(), DType::kI32, {count});
+  rows = attention::rows_of(positions_, ranges);
   rows.first_key = length_;
   const std::int64_t pool_size = net.config.attention.indexer.pool_size;
   if (pool_size > 1) {

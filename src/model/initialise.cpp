@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "base/hash.h"
 #include "base/numbers.h"
 
 namespace winnow::model {
@@ -14,9 +15,9 @@ std::uint64_t mix(std::uint64_t x) {
   return x ^ (x >> 31);
 }
 
-std::uint64_t hash(const std::string& text) {  // FNV-1a
-  std::uint64_t h = 0xcbf29ce484222325u;
-  for (const char c : text) h = (h ^ static_cast<unsigned char>(c)) * 0x100000001b3u;
+std::uint64_t hash(const std::string& text) {
+  std::uint64_t h = kHashBegin;
+  for (const char c : text) h = hash_with(h, static_cast<unsigned char>(c));
   return h;
 }
 

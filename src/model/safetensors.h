@@ -46,6 +46,7 @@ class SafetensorsFile {
  private:
   const SafetensorsEntry& entry(const std::string& name) const;
   void read_bytes(const SafetensorsEntry& entry, void* destination) const;
+  bool has_checksum(const SafetensorsEntry& entry) const;
   void compare_checksum(const SafetensorsEntry& entry, std::uint64_t found) const;
 
   std::filesystem::path path_;

@@ -110,22 +110,13 @@ std::vector<double> index_kl_of(const ModelConfig& config,
   return kl;
 }
 
-attention::Rows rows_of(const Batch& batch) {
-  const std::int64_t rows = batch.ranges.rows();
-  attention::Rows view;
-  view.positions = batch.positions;
-  view.starts = make_tensor(batch.ranges.starts.data(), DType::kI32, {rows});
-  view.ends = make_tensor(batch.ranges.ends.data(), DType::kI32, {rows});
-  view.context = batch.context.get();
-  return view;
-}
-
 // A pass without backward keeps nothing but the selections.
 void begin(const Batch& batch, const StepOptions& options, const ModelConfig& config,
            PassState& state) {
   state.batch = &batch;
   state.context = batch.context;
-  state.rows = rows_of(batch);
+  state.rows = attention::rows_of(batch.positions, batch.ranges);
+  state.rows.context = batch.context.get();
   if (state.context) {
     state.context->check_agreement();
     state.context_version = state.context->tables().version();
@@ -290,9 +281,8 @@ IndexRuns Transformer::backward(Pass& pass) {
   const std::int64_t keys = state.rows.keys();
   const Tensor& d_stream = state.d_stream.fit(net.dtype, {rows, hidden});
   if (state.depths_ran > 0 && net.config.mtp_shared_components.latent_kv) {
-    const attention::AttentionConfig& a = net.config.attention;
     const Tensor& d_keys =
-        state.d_shared_keys.fit(net.dtype, {keys, 1, a.kv_lora_rank + a.qk_rope_head_dim});
+        state.d_shared_keys.fit(net.dtype, {keys, 1, net.config.attention.dim_qk()});
     std::memset(d_keys.data, 0,
                 static_cast<std::size_t>(d_keys.elements() * dtype_bytes(net.dtype)));
   }

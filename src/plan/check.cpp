@@ -18,18 +18,6 @@ constexpr std::int64_t kMaxCount = std::int64_t{1} << 40;
 
 bool is_count(std::int64_t value) { return value >= 1 && value <= kMaxCount; }
 
-// The nearest multiple of `step` at or above `value`.
-std::int64_t multiple_above(std::int64_t value, std::int64_t step) {
-  return std::max<std::int64_t>(1, (value + step - 1) / step) * step;
-}
-
-// The largest divisor of `of` at or below `value`.
-std::int64_t divisor_below(std::int64_t of, std::int64_t value) {
-  std::int64_t divisor = std::clamp<std::int64_t>(value, 1, std::max<std::int64_t>(of, 1));
-  while (of % divisor != 0) --divisor;
-  return divisor;
-}
-
 bool check_ranks(const PlanConfig& c, Rules& rules) {
   bool kept = true;
   const auto count = [&](const char* option, std::int64_t value, std::int64_t least) {

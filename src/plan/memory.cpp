@@ -32,9 +32,8 @@ class Sizes {
         element_(number(dtype_bytes(config.dtype))),
         hidden_(number(a_.hidden_size)),
         heads_(number(a_.heads)),
-        dim_qk_(number(mla() ? a_.kv_lora_rank + a_.qk_rope_head_dim
-                             : a_.qk_nope_head_dim + a_.qk_rope_head_dim)),
-        dim_v_(number(mla() ? a_.kv_lora_rank : a_.v_head_dim)) {}
+        dim_qk_(number(a_.dim_qk())),
+        dim_v_(number(a_.dim_v())) {}
 
   bool mla() const { return a_.kind == AttentionKind::kMla; }
   double stream() const { return rows_ * hidden_ * element_; }

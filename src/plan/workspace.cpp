@@ -30,9 +30,8 @@ class Shapes {
   explicit Shapes(const PlanConfig& c)
       : c_(c), a_(c.model.attention), rows_(c.rows()), keys_(c.rows() * c.cp) {
     const bool mla = a_.kind == AttentionKind::kMla;
-    dim_qk_ =
-        mla ? a_.kv_lora_rank + a_.qk_rope_head_dim : a_.qk_nope_head_dim + a_.qk_rope_head_dim;
-    dim_v_ = mla ? a_.kv_lora_rank : a_.v_head_dim;
+    dim_qk_ = a_.dim_qk();
+    dim_v_ = a_.dim_v();
     kv_heads_ = mla ? 1 : a_.kv_heads;
     range_ = shape(DType::kI32, {rows_});
     query_ = shape(c.dtype, {rows_, a_.heads, dim_qk_});

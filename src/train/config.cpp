@@ -70,14 +70,6 @@ void check_positive(Rules& rules, const std::string& name, double value, double 
                 "must be positive and finite");
 }
 
-// The largest divisor of `of` that is at most `value`; 1 where there is none.
-std::int64_t divisor_below(std::int64_t of, std::int64_t value) {
-  value = std::clamp<std::int64_t>(value, 1, std::max<std::int64_t>(of, 1));
-  constexpr std::int64_t kTries = 1 << 20;
-  for (std::int64_t i = 0; i < kTries && value > 1 && of % value != 0; ++i) --value;
-  return of % value == 0 ? value : 1;
-}
-
 void check_documents(const DocumentsConfig& c, std::int64_t context, Rules& rules) {
   check_count(rules, "data.documents.max_documents", c.max_documents, 1);
   check_count(rules, "data.documents.length_multiple", c.length_multiple, 1);
@@ -458,7 +450,7 @@ std::string first_difference(const json& a, const json& b) { return compare(a, b
 
 void check_parallel(const TrainConfig& c, Rules& rules) {
   const std::int64_t batch = c.data.batch_sequences, dp = c.parallel.dp;
-  rules.require(batch % dp == 0, "data.batch_sequences", batch, ceil_div(batch, dp) * dp,
+  rules.require(batch % dp == 0, "data.batch_sequences", batch, multiple_above(batch, dp),
                 "must be a multiple of parallel.dp = {}, which share them; parallel.cp (--cp) "
                 "would share the rows of each",
                 dp);

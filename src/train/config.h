@@ -2,8 +2,8 @@
 // list of stages; any other list is as good.
 //
 // Both losses are means: the language loss over the tokens of a step, the indexer's KL over the same
-// rows, summed over layers and multiplied by index_loss_coefficient. Rows of padding are none. Each depth of
-// multi-token prediction has a mean over its own tokens; their mean is multiplied by
+// rows, summed over layers and multiplied by index_loss_coefficient. Rows of padding are none. Each
+// depth of multi-token prediction has a mean over its own tokens; their mean is multiplied by
 // mtp_loss_coefficient. How a step is packed and cut into micro-batches changes none of them.
 #pragma once
 
@@ -43,8 +43,7 @@ struct OptimizerConfig {
 // How many processes share a run, and its steps' sequences: cp x dp (train/ranks.h).
 struct ParallelConfig {
   std::int64_t cp = 1;  // ranks that hold the rows of one sequence between them
-  std::int64_t dp =
-      0;  // shares of a step's sequences; 0: as many as the processes that were started
+  std::int64_t dp = 0;  // shares of a step's sequences; 0: as many as fit the processes
 };
 
 struct StageConfig {
@@ -100,7 +99,7 @@ std::int64_t sequences_at_once(const TrainConfig& config);
 // The first key whose value differs, such as "stages[1].steps", of those that decide the loss
 // curve; "" if there is none.
 std::string first_difference(const TrainConfig& a, const TrainConfig& b);
-// Of all keys that `a` has.
+// Of all keys that either has.
 std::string first_difference(const nlohmann::json& a, const nlohmann::json& b);
 
 std::int64_t total_steps(const TrainConfig& config);

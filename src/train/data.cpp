@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "base/file.h"
+#include "base/hash.h"
 
 namespace winnow::train {
 namespace {
@@ -100,7 +101,7 @@ TextData::TextData(const DataConfig& config)
     : batch_sequences_(config.batch_sequences), documents_(config.documents.has_value()) {
   read(config);
   fingerprint_ = text_.size();
-  for (const std::uint8_t byte : bytes()) fingerprint_ = (fingerprint_ ^ byte) * 0x100000001b3u;
+  for (const std::uint8_t byte : bytes()) fingerprint_ = hash_with(fingerprint_, byte);
   for (std::size_t i = 0; i + 1 < file_ends_.size(); ++i) {
     fingerprint_ = mix(fingerprint_ ^ file_ends_[i]);
   }

@@ -100,11 +100,6 @@ void add_unit(model::Transformer& model, model::Batch batch, const model::StepOp
 
 }  // namespace
 
-Evaluation evaluate(model::Transformer& model, const TextData& data, attention::AttentionMode mode,
-                    std::int64_t windows, bool measure_selection) {
-  return evaluate(model, data, mode, windows, measure_selection, Ranks());
-}
-
 // Context groups take units in turn; what they find is added up unit by unit, whoever read it.
 Evaluation evaluate(model::Transformer& model, const TextData& data, attention::AttentionMode mode,
                     std::int64_t windows, bool measure_selection, const Ranks& ranks) {

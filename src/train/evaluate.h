@@ -25,11 +25,10 @@ struct Evaluation {
 
 // Over the first `windows` windows of the held-out text (train/data.h). A stretch of text counts as
 // a document; each is read by itself from its first token.
+//
+// By all ranks together, and by any number of shares with the same bits. Where windows are cut
+// between ranks (parallel.cp), what the selection reads is not counted.
 Evaluation evaluate(model::Transformer& model, const TextData& data, attention::AttentionMode mode,
-                    std::int64_t windows, bool measure_selection);
-// The same by all ranks together, and by any number of shares with the same bits. Where windows are
-// cut between ranks (parallel.cp), what the selection reads is not counted.
-Evaluation evaluate(model::Transformer& model, const TextData& data, attention::AttentionMode mode,
-                    std::int64_t windows, bool measure_selection, const Ranks& ranks);
+                    std::int64_t windows, bool measure_selection, const Ranks& ranks = Ranks());
 
 }  // namespace winnow::train

@@ -48,13 +48,9 @@ std::vector<std::size_t> owners(const model::ModelConfig& config) {
 
 }  // namespace
 
-Health IndexHealth::measure(model::Transformer& model, const TextData& data) {
-  return measure(model, data, *single_communicator());
-}
-
-Health IndexHealth::measure(model::Transformer& model, const TextData& data,
-                            Communicator& context) {
-  const model::Batch window = data.validation_batch(0, 1), mine = share_batch(window, context);
+Health IndexHealth::measure(model::Transformer& model, const TextData& data, const Ranks& ranks) {
+  const model::Batch window = data.validation_batch(0, 1),
+                     mine = share_batch(window, ranks.context());
   model::StepOptions options;
   options.mode = attention::AttentionMode::kSparse;
   options.backward = false;

@@ -10,7 +10,7 @@
 #include "model/safetensors.h"
 #include "model/transformer.h"
 #include "train/data.h"
-#include "winnow/communicator.h"
+#include "train/ranks.h"
 
 namespace winnow::train {
 
@@ -25,10 +25,9 @@ struct Health {
 
 class IndexHealth {
  public:
-  Health measure(model::Transformer& model, const TextData& data);
   // By the ranks of a context group, between which the window is cut. An overlap is found by those
   // that have the last measurement.
-  Health measure(model::Transformer& model, const TextData& data, Communicator& context);
+  Health measure(model::Transformer& model, const TextData& data, const Ranks& ranks = Ranks());
 
   // The selections of the last measurement, for checkpoints: a resumed run measures what an
   // unbroken one does. Empty before the first.

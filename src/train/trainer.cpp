@@ -10,6 +10,7 @@
 #include <span>
 
 #include "base/check.h"
+#include "base/hash.h"
 #include "comm/agree.h"
 #include "comm/collectives.h"
 #include "model/cut_batch.h"
@@ -95,8 +96,7 @@ std::uint64_t fingerprint(const ParameterList& parameters) {
   std::uint64_t print = parameters.all().size();
   for (const auto& p : parameters.all()) {
     const auto* bits = p->value.as<std::uint32_t>();
-    for (std::int64_t i = 0; i < p->value.elements(); ++i)
-      print = (print ^ bits[i]) * 0x100000001b3u;
+    for (std::int64_t i = 0; i < p->value.elements(); ++i) print = hash_with(print, bits[i]);
   }
   return print;
 }
@@ -116,17 +116,11 @@ void check_same_weights(const Ranks& ranks, const ParameterList& parameters) {
 }  // namespace
 
 StepLosses compute_gradients(model::Transformer& model, const TextData& data,
-                             const TrainConfig& config, std::int64_t step) {
-  return compute_gradients(model, data, config, step, Ranks());
-}
-
-StepLosses compute_gradients(model::Transformer& model, const TextData& data,
                              const TrainConfig& config, std::int64_t step, const Ranks& ranks) {
   const StageConfig& stage = config.stages[stage_position(config, step).stage];
-  const auto targets = [&](std::int64_t ahead) {
-    return static_cast<double>(data.training_targets(config.seed, step, ahead));
-  };
-  const double rows = targets(0);
+  StepLosses losses;
+  losses.tokens = data.training_targets(config.seed, step, 0);
+  const auto rows = static_cast<double>(losses.tokens);
   model::StepOptions options;
   options.mode = stage.attention;
   options.loss_scale = 1 / rows;
@@ -136,7 +130,8 @@ StepLosses compute_gradients(model::Transformer& model, const TextData& data,
   const std::int64_t depths = config.model.mtp_depths;
   std::vector<double> depth_tokens;  // a depth has no target in the last rows of a document
   for (std::int64_t d = 0; d < depths; ++d) {
-    depth_tokens.push_back(std::max(1.0, targets(d + 1)));
+    depth_tokens.push_back(
+        std::max(1.0, static_cast<double>(data.training_targets(config.seed, step, d + 1))));
     if (stage.mtp_loss_coefficient == 0) continue;
     options.mtp_loss_scales.push_back(stage.mtp_loss_coefficient / static_cast<double>(depths) /
                                       depth_tokens.back());
@@ -155,7 +150,6 @@ StepLosses compute_gradients(model::Transformer& model, const TextData& data,
   sum_gradients(model.parameters(), trained, ranks.world());
   comm::sum(ranks.world(), sums.all());
 
-  StepLosses losses;
   if (trained.model) losses.loss = sums.nll() / rows;
   for (const double kl : sums.index_kl()) losses.index_kl.push_back(kl / rows);
   for (std::size_t d = 0; d < sums.mtp_nll().size(); ++d) {
@@ -290,7 +284,6 @@ void Trainer::note_damaged(const std::vector<std::string>& errors) {
 StepReport Trainer::step() {
   const StagePosition position = stage_position(config_, state_.step);
   const StageConfig& stage = config_.stages[position.stage];
-  const std::int64_t tokens = data_.training_targets(config_.seed, state_.step, 0);
   const Clock::time_point begin = Clock::now();
   StepReport report;
   report.losses = compute_gradients(model_, data_, config_, state_.step, ranks_);
@@ -302,10 +295,11 @@ StepReport Trainer::step() {
   state_.train_seconds += report.seconds;
   report.total_steps = total_steps(config_);
   report.stage = stage.name;
-  report.tokens_per_second = static_cast<double>(tokens) / report.seconds;
+  report.tokens_per_second = static_cast<double>(report.losses.tokens) / report.seconds;
 
   nlohmann::ordered_json line = {{"step", report.step}, {"stage", stage.name}};
-  if (config_.data.documents) line["tokens"] = tokens;  // the rest of its rows is padding
+  if (config_.data.documents)
+    line["tokens"] = report.losses.tokens;  // the rest of its rows is padding
   if (report.losses.loss) line["loss"] = *report.losses.loss;
   if (!report.losses.mtp_loss.empty()) line["mtp_loss"] = report.losses.mtp_loss;
   if (!report.losses.index_kl.empty()) {
@@ -355,7 +349,7 @@ void Trainer::measure_health() {
   const StageConfig& stage = config_.stages[stage_position(config_, state_.step - 1).stage];
   if (stage.attention == AttentionMode::kDense) return;
   Health health;
-  if (ranks_.share() == 0) health = health_.measure(model_, data_, ranks_.context());
+  if (ranks_.share() == 0) health = health_.measure(model_, data_, ranks_);
   nlohmann::ordered_json line = {{"step", state_.step}, {"stage", stage.name}};
   line["health"]["attention_mass_caught"] = health.attention_mass_caught;
   if (!health.selection_overlap.empty()) {

@@ -20,6 +20,7 @@ namespace winnow::train {
 
 // Means over one step. In the warm-up there is no language loss.
 struct StepLosses {
+  std::int64_t tokens = 0;     // rows of the step with a target
   std::optional<double> loss;  // nats per token
   // Per layer that owns an indexer (model::index_layers), per row; empty where they do not learn.
   std::vector<double> index_kl;
@@ -32,9 +33,8 @@ struct StepLosses {
 // up to rounding the same for every cut into micro-batches and for any number of ranks. Gradients of
 // what the stage does not train are of no use, and stay each rank's own.
 StepLosses compute_gradients(model::Transformer& model, const TextData& data,
-                             const TrainConfig& config, std::int64_t step);
-StepLosses compute_gradients(model::Transformer& model, const TextData& data,
-                             const TrainConfig& config, std::int64_t step, const Ranks& ranks);
+                             const TrainConfig& config, std::int64_t step,
+                             const Ranks& ranks = Ranks());
 
 struct StepReport {
   std::int64_t step = 0, total_steps = 0;  // steps done, of how many

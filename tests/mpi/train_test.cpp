@@ -9,10 +9,8 @@
 #include <span>
 
 #include "comm/agree.h"
-#include "tests/files.h"
 #include "tests/mpi/world.h"
-#include "tests/tiny_run.h"
-#include "train/trainer.h"
+#include "tests/train_fixture.h"
 
 namespace winnow::train {
 namespace {
@@ -63,16 +61,9 @@ class MpiTrain : public testing::Test {
 
   static bool run(const json& config, Begin begin, std::int64_t steps = 1 << 30) {
     Trainer trainer(read_train_config(config), begin, world());
-    Observer observer;
-    observer.stop = [&] { return --steps <= 0; };
-    return trainer.run(observer);
+    return run_steps(trainer, steps);
   }
-
-  std::vector<json> curve(const std::string& output) const {
-    std::vector<json> lines = read_metrics(folder_ / output / "metrics.jsonl");
-    for (json& line : lines) line.erase("timing");
-    return lines;
-  }
+  std::vector<json> curve(const std::string& output) const { return curve_of(folder_ / output); }
 
   fs::path folder_;
 };
@@ -173,7 +164,7 @@ TEST_F(MpiTrain, HealthIsThatOfOneProcess) {
     for (const std::uint64_t seed : {3, 4}) {  // other weights, other selections
       model::Transformer model(config.model, DType::kF32, seed);
       const Health expected = alone.measure(model, data);
-      const Health health = shared.measure(model, data, ranks.context());
+      const Health health = shared.measure(model, data, ranks);
       expect_near(health.attention_mass_caught, expected.attention_mass_caught);
       EXPECT_EQ(health.selection_overlap, expected.selection_overlap);
       EXPECT_EQ(health.selection_overlap.empty(), seed == 3);

@@ -45,8 +45,8 @@ Refusal refuse_code_scorer(const Args& a) {
 // Scratch of a call of `score` over so many rows and keys, at a multiple of 16 bytes. It is bounded.
 std::int64_t score_workspace_bytes(std::int64_t rows, std::int64_t keys, int heads, DType dtype,
                                    Products products);
-// As cuda::score, to which it leaves what does not begin at a multiple of 16 bytes: an address is no part of
-// a plan. Codes that are multiplied as bf16 may lie anywhere.
+// As cuda::score, to which it leaves what does not begin at a multiple of 16 bytes: an address is no
+// part of a plan. Codes that are multiplied as bf16 may lie anywhere.
 void score(const char* operation, const Scorer& scorer, void* workspace, Products products,
            cudaStream_t stream);
 

@@ -3,15 +3,15 @@
 //   2^k (sum_h dz[h] query[h, :] + sum_h p[h] d_output[h, :])   in f16,
 // from p, dp, delta and 2^k of the first kernel.
 //
-// Tiles: 64 heads x 64 slots x half of the channels, 4 or 5 slabs of 64: the halves of an item are units of
-// their own, so that everything that comes from memory is there a tile ahead. dz = scale p (dp - delta);
-// p and dz, times 2^k, as bf16 to shared memory; then d_query += dz keys in registers over all tiles, and
-// the partial rows of the tile from registers to memory.
-// Roles: two warpgroups multiply, each 2 or 3 slabs: while the partial rows of a tile are stored, d_query
-// of the next is multiplied. One warpgroup prepares tiles: gathers keys, reads p and dp a tile ahead, and
-// rounds them.
-// Shared memory: query 40 KiB, d_output 32, keys 2 x 40, p and dz 2 x 16. One block per SM, persistent; an
-// SM takes first and second halves in turn.
+// Tiles: 64 heads x 64 slots x half of the channels, 4 or 5 slabs of 64: the halves of an item are
+// units of their own, so that everything that comes from memory is there a tile ahead. dz = scale p
+// (dp - delta); p and dz, times 2^k, as bf16 to shared memory; then d_query += dz keys in registers
+// over all tiles, and the partial rows of the tile from registers to memory.
+// Roles: two warpgroups multiply, each 2 or 3 slabs: while the partial rows of a tile are stored,
+// d_query of the next is multiplied. One warpgroup prepares tiles: gathers keys, reads p and dp a
+// tile ahead, and rounds them.
+// Shared memory: query 40 KiB, d_output 32, keys 2 x 40, p and dz 2 x 16. One block per SM,
+// persistent; an SM takes first and second halves in turn.
 // Order: sums over slots and heads ascend, 16 at a time in the matrix units' order; in a partial row the
 // part of dz before that of p.
 //
@@ -245,8 +245,8 @@ __device__ void prepare(Memory<kDim>& m, const BackwardItems& b) {
   }
 }
 
-// What a warpgroup does with kSlabs slabs of a unit from kLocal on, the `slab`-th of all; kValues of them
-// belong to the value, too.
+// What a warpgroup does with kSlabs slabs of a unit from kLocal on, the `slab`-th of all; kValues of
+// them belong to the value, too.
 template <int kDim, int kLocal, int kSlabs, int kValues>
 __device__ void multiply_unit(Memory<kDim>& m, const BackwardItems& b, std::int64_t index,
                               const Item& item, int slab, unsigned& n) {
